@@ -22,9 +22,9 @@
 # before it.
 #
 # If a session is taken from a worker that does not answer, what was on its way to that worker comes again, perhaps
-# behind later publishes of its origin, which have found the new owner. So from then on the queue knows for each origin
-# what came first at the new owner: numbers before that, and above what was stored, are late, and keep their order, too.
-# That is not stored: if the new owner dies before the late ones have come, they are taken for repetitions.
+# behind later publishes of its origin, which have found the new owner. So the new owner stores a gap for each origin,
+# from what was stored to what came first then: numbers in it are late, and keep their order, too. They are not stored
+# one by one, as most of them may be of publishes for others.
 #
 # A loss of power may take back what the session of the publisher has stored, but not what a queue has (README, class
 # `process`): then what follows the number that the session knows are numbers that the queue has taken for publishes
@@ -44,7 +44,7 @@
 #   field "\0i" PACKET ID (2 bytes)    token of a publish that is not released
 #   field "\0n"                        token of the last publish that was counted, and the era of the store
 #   field "\0o" ORIGIN                 the highest number that its queue has taken, of a will 0; then those that come
-#                                      again
+#                                      again, and gaps: the last number before it with its highest bit, the first behind
 import os
 from typing import Final
 
@@ -61,6 +61,8 @@ INCOMING: Final = b"\0i"
 COUNTED: Final = b"\0n"
 TAKEN: Final = b"\0o"
 ORIGINS: Final = 1000  # of publishers that a queue remembers: so many may be about to send again. Of wills as many
+MARKED: Final = bytes((128,)) + bytes(NUMBER - 1)  # numbers from this one on have a mark: no publish has so many
+GAPS: Final = 2  # of an origin: so many workers in a row may not answer before what the first did not store has come
 DUE_AGAIN: Final = 10_000  # numbers; beyond, their oldest origins are forgotten, whose publishes may be taken twice
 
 
@@ -180,7 +182,8 @@ class TakenNumbers:
         self._highest: dict[bytes, bytes] = {}  # of publishers, in the order in which the origins were added
         self._wills: dict[bytes, None] = {}  # origins of wills, in the same order
         self._late = late
-        self._gaps: dict[bytes, tuple[bytes, bytes]] = {}  # of origins: late numbers are between these two
+        self._opened: dict[bytes, None] = {}  # origins of which a number above has come since, if *late*
+        self._gaps: dict[bytes, list[tuple[bytes, bytes]]] = {}  # of origins: late numbers are between these two
         self._again: dict[bytes, dict[bytes, None]] = {}  # of origins: numbers that come again
         self._again_count = 0
         self._changed: dict[bytes, None] = {}
@@ -190,8 +193,7 @@ class TakenNumbers:
                 self._wills[origin] = None
                 continue
             self._highest[origin] = value[:NUMBER]
-            for at in range(NUMBER, len(value), NUMBER):
-                self._comes_again(origin, value[at : at + NUMBER])
+            self._restore(origin, [value[at : at + NUMBER] for at in range(NUMBER, len(value), NUMBER)])
         for token in again:
             origin = token[:ORIGIN]
             if token[ORIGIN:] == OF_WILL:
@@ -200,6 +202,18 @@ class TakenNumbers:
             self._comes_again(origin, token[ORIGIN:])
             self._changed[origin] = None
         self._forget_oldest()
+
+    def _restore(self, origin: bytes, numbers: list[bytes]) -> None:
+        """*numbers*: what is stored behind the highest one."""
+        last = b""
+        for number in numbers:
+            if last:
+                self._gaps.setdefault(origin, []).append((last, number))
+                last = b""
+            elif number >= MARKED:
+                last = _without_mark(number)
+            else:
+                self._comes_again(origin, number)
 
     def _comes_again(self, origin: bytes, number: bytes) -> None:
         numbers = self._again.setdefault(origin, {})
@@ -225,8 +239,8 @@ class TakenNumbers:
         elif not above:
             return self._comes_late(origin, number)
         if above:
-            if self._late and origin not in self._gaps:
-                self._gaps[origin] = (highest or b"", number)
+            if self._late and origin not in self._opened:
+                self._open_gap(origin, highest or bytes(NUMBER), number)
             self._highest[origin] = number
             self._changed[origin] = None
             self._forget_oldest()
@@ -240,13 +254,20 @@ class TakenNumbers:
         self._forget_oldest()
         return True
 
+    def _open_gap(self, origin: bytes, last: bytes, first: bytes) -> None:
+        self._opened[origin] = None
+        if _following(last) < first:
+            self._gaps[origin] = [*self._gaps.get(origin, []), (last, first)][-GAPS:]
+
     def _comes_late(self, origin: bytes, number: bytes) -> bool:
         """Whether *number*, which is not above the highest one, comes for the first time."""
-        last, first = self._gaps.get(origin, (b"", b""))
-        if not last < number < first:
-            return False
-        self._gaps[origin] = (number, first)
-        return True
+        gaps = self._gaps.get(origin, [])
+        for at, (last, first) in enumerate(gaps):
+            if last < number < first:
+                gaps[at : at + 1] = [(number, first)] if _following(number) < first else []
+                self._changed[origin] = None
+                return True
+        return False
 
     def _forget_oldest(self) -> None:
         while len(self._wills) > ORIGINS:
@@ -257,6 +278,7 @@ class TakenNumbers:
             oldest = next(iter(self._highest if self._again_count <= DUE_AGAIN else self._again))
             del self._highest[oldest]
             self._gaps.pop(oldest, None)
+            self._opened.pop(oldest, None)
             self._again_count -= len(self._again.pop(oldest, ()))
             self._forgotten(oldest)
 
@@ -285,12 +307,17 @@ class TakenNumbers:
         if self._changed:
             fields = []
             for origin in self._changed:
-                fields += [TAKEN + origin, self._highest.get(origin, OF_WILL) + b"".join(self._again.get(origin, ()))]
+                fields += [TAKEN + origin, self._highest.get(origin, OF_WILL) + self._beside(origin)]
             writes.append(packed("HSET", key, *fields))
         elif self.repeated_due and alone:
             writes.append(packed("EXISTS", key))
         self._changed, self._removed = {}, []
         return writes
+
+    def _beside(self, origin: bytes) -> bytes:
+        """What is stored behind the highest number of *origin*."""
+        gaps = [_with_mark(last) + first for last, first in self._gaps.get(origin, [])]
+        return b"".join([*self._again.get(origin, ()), *gaps])
 
 
 class StoredTokens:
@@ -366,5 +393,16 @@ def incoming(packet_id: int) -> bytes:
 
 def following(token: bytes) -> bytes:
     """The next token of the same origin."""
-    number = int.from_bytes(token[ORIGIN:], "big") + 1
-    return token[:ORIGIN] + number.to_bytes(NUMBER, "big")
+    return token[:ORIGIN] + _following(token[ORIGIN:])
+
+
+def _following(number: bytes) -> bytes:
+    return (int.from_bytes(number, "big") + 1).to_bytes(NUMBER, "big")
+
+
+def _with_mark(number: bytes) -> bytes:
+    return bytes((number[0] | MARKED[0],)) + number[1:]
+
+
+def _without_mark(number: bytes) -> bytes:
+    return bytes((number[0] & ~MARKED[0],)) + number[1:]

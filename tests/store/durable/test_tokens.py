@@ -5,6 +5,7 @@ from broker.store.durable.tokens import (
     COUNTED,
     DUE_AGAIN,
     ERA,
+    GAPS,
     INCOMING,
     ORIGIN,
     ORIGINS,
@@ -226,16 +227,47 @@ def token_of(number: int, origin: int = 0) -> bytes:
     return origin.to_bytes(ORIGIN, "big") + number.to_bytes(8, "big")
 
 
-def test_a_queue_that_was_taken_takes_what_comes_behind_later_numbers_once() -> None:
-    """What was on its way to a worker that did not answer would be lost, or come twice when it is sent again."""
+@pytest.mark.parametrize("moves", [(), (False, False, False), (True, False, True), (True, True, True)])
+def test_a_queue_that_was_taken_takes_what_comes_behind_later_numbers_once(moves: tuple[bool, ...]) -> None:
+    """What was on its way to a worker that did not answer would be lost, or come twice when it is sent again.
+
+    *moves*: then the session moves on, or is taken from its new worker (true), before all has come.
+    """
     taken = TakenNumbers({bytes(ORIGIN): (3).to_bytes(8, "big")}, True, [])
+    record: dict[bytes, bytes] = {}
 
-    def take(number: int) -> bool:
-        return taken.take(token_of(number))
+    def take(*numbers: int) -> list[bool]:
+        return [taken.take(token_of(number)) for number in numbers]
 
-    assert [False, True, True] == list(map(take, [3, 7, 9]))
-    assert [False, True, True, False, False, False, True] == list(map(take, [2, 4, 6, 5, 7, 9, 10]))
-    assert not any(map(take, range(1, 11)))
+    def move(number: int) -> None:
+        nonlocal taken
+        carry_out(taken, record)
+        if moves:
+            taken = TakenNumbers(read_tokens(dict(record)).taken, moves[number], [])
+
+    assert [False, True, True] == take(3, 7, 9)
+    move(0)
+    assert [False, True, False] == take(2, 4, 4)
+    move(1)
+    assert [True, False, False, False] == take(6, 5, 7, 9)
+    move(2)
+    assert [True] == take(12)
+    move(0)
+    assert [moves[2:] == (True,)] == take(11)
+    move(0)
+    assert not any(take(*range(1, 13)))
+
+
+def test_a_queue_remembers_few_gaps_of_an_origin() -> None:
+    """What it stores with each message would grow with each worker that it was taken from."""
+    record = {TAKEN + bytes(ORIGIN): (1).to_bytes(8, "big")}
+    for number in range(10, 100, 10):
+        taken = TakenNumbers(read_tokens(dict(record)).taken, True, [])
+        assert taken.take(token_of(number))
+        carry_out(taken, record)
+
+    assert len(record[TAKEN + bytes(ORIGIN)]) == (1 + 2 * GAPS) * 8
+    assert [False, True, True] == [taken.take(token_of(number)) for number in (65, 75, 85)]
 
 
 @pytest.mark.parametrize("late", [True, False])
@@ -258,7 +290,7 @@ def test_a_queue_takes_once_what_was_not_stored_where_it_was_before(late: bool) 
     carry_out(adopted, record)
     moved = TakenNumbers(read_tokens(dict(record)).taken, late, adopted.again())
     assert [True, False, True, True] == [moved.take(token_of(number)) for number in (6, 8, 9, 11)]
-    assert not any(moved.take(token_of(number)) for number in range(1, 12))
+    assert [4] * late == [number for number in range(1, 12) if moved.take(token_of(number))]
     carry_out(moved, record)
     assert [token_of(11)[ORIGIN:]] == list(record.values())
 
