@@ -24,6 +24,9 @@
 # what it has lost, so that it closes the connections whose publishes it had not stored; and it closes those whose
 # publishes N has not confirmed. N does not wait for O: until O lets go, the client gets nothing that comes from there.
 #
+# A will without a delay is due as the connection at O ends. While O lives nobody else can tell whether it has published
+# it, or its client has withdrawn it. So N keeps it until O has let go, and publishes it if O dies before.
+#
 # If O does not have the session in Redis, another worker of the node may: the one from which the session is on its way
 # to O, or the one that has adopted it from O meanwhile. The session is taken from that worker in the same way.
 #
@@ -41,6 +44,7 @@ from broker.cluster.peers import Peers
 from broker.cluster.takeover_frames import NUMBER, TOOK
 from broker.delivery.completion import Completion
 from broker.protocol.durable_sessions import DurableSessions
+from broker.protocol.pending_wills import PendingWill
 from broker.session.origin import ForcedFilter
 from broker.session.session import Session
 from broker.session.subscription import Subscription
@@ -60,6 +64,7 @@ class ForcedTakeover:
         self.then = then
         self.known = False  # `then` was called
         self.waiting: set[WorkerId] = set()  # workers that have not let go
+        self.will: PendingWill | None = None  # of the session, until it is known whether *former* has published it
 
 
 class ForcedTakeovers:
@@ -155,6 +160,7 @@ class ForcedTakeovers:
             return
         found()
         taken.session = session
+        taken.will = self._durable.hold_will(session)
         session.transfer_filter = taken.filter
         self._durable.enrol(session, subscriptions, partial(self._subscribed, taken))
 
@@ -169,6 +175,8 @@ class ForcedTakeovers:
         self._close_unconfirmed(former)
         self._has_let_go(taken, self._worker)
         taken.waiting = {peer.worker for peer in self._peers.all}
+        if former not in taken.waiting:
+            self._end_hold(taken, False)
         self._peers.tell(wire.frame(wire.TOOK, TOOK.pack(taken.number, former.shard, former.incarnation)))
         self._announcements.when_confirmed(None, partial(self._known, taken), former)
 
@@ -181,6 +189,8 @@ class ForcedTakeovers:
         """What *peer* sends from here on is for the session at this worker."""
         taken = self._pending.get(number)
         if taken is not None:
+            if peer.worker == taken.former:
+                self._end_hold(taken, True)
             self._has_let_go(taken, peer.worker)
 
     def joined(self, peer: Peer) -> None:
@@ -191,7 +201,14 @@ class ForcedTakeovers:
     def lost(self, peer: Peer) -> None:
         """*peer* is gone, and all that it sent has been taken."""
         for taken in list(self._pending.values()):
+            if peer.worker == taken.former:
+                self._end_hold(taken, False)
             self._has_let_go(taken, peer.worker)
+
+    def _end_hold(self, taken: ForcedTakeover, published: bool) -> None:
+        will, taken.will = taken.will, None
+        if will is not None:
+            self._durable.end_hold(will, published)
 
     def _has_let_go(self, taken: ForcedTakeover, worker: WorkerId) -> None:
         self._abandon_all(taken.filter.take_refused(worker))
@@ -214,7 +231,8 @@ class ForcedTakeovers:
         """*peer* has taken a session from a worker of this node."""
         former = WorkerId(self._worker.node, shard, incarnation)
         if former == self._worker:
-            self._durable.confirm(partial(self._let_go_of_own, peer, number))
+            let_go = partial(self._let_go_of_own, peer, number)
+            self._durable.confirm(partial(self._durable.confirm, let_go))  # once more: until its will is stored
         else:
             self._close_unconfirmed(former)
             self._let_go(peer, number)

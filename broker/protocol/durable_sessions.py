@@ -10,6 +10,7 @@ from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.net.stream import Stream
 from broker.protocol.lifecycle import ConnectionLifecycle
+from broker.protocol.pending_wills import PendingWill
 from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.session_transfer import SessionTransfer
 from broker.protocol.subscribing import Subscribing
@@ -163,7 +164,7 @@ class DurableSessions:
         """Make the session of *client_id* one of this worker, if *former* has it, which has ended or does not answer.
 
         Then call *then* with it and its subscriptions: see `enrol()`. *former* learns it with its next transaction, if
-        it *lives*: then it publishes the will, as its connection ends.
+        it *lives*: then it publishes the will, as its connection ends; see `hold_will()`.
         """
         client = client_id.encode()
         self._durable.expect(client)
@@ -182,6 +183,17 @@ class DurableSessions:
             if not lives:
                 self._sessions.publish_overdue_will(adopted, now)
             then(adopted, session.stored.subscriptions(adopted))
+
+    def hold_will(self, session: Session) -> PendingWill | None:
+        """The will of *session*, which the worker that it was taken from publishes unless it dies before.
+
+        `end_hold()` follows.
+        """
+        return self._sessions.hold_will(session)
+
+    def end_hold(self, will: PendingWill, published: bool) -> None:
+        """That worker has *published* it, or has died."""
+        self._sessions.end_hold(will, published, self._clock())
 
     def find(self, client_id: str, then: Callable[[WorkerId | None], None]) -> None:
         """Call *then* with the other worker of this node that has the session of *client_id* stored, or None."""
@@ -248,7 +260,8 @@ class DurableSessions:
             if session is not None:
                 forced = ForcedFilter()
                 session.transfer_filter = ClosedFilter(forced)
-                self._sessions.set_will(session, None)  # that worker has it
+                if session.will is not None and session.will.delay:
+                    self._sessions.set_will(session, None)  # that worker has it; another one is published now
                 self._lifecycle.evict(session, withdraw=False)
                 self._when_confirmed(None, partial(self._leave_routes, session, forced))
 

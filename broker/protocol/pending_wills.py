@@ -7,6 +7,8 @@
 # session, not the will that was published. The worker that adopts the record publishes the will again. So does this
 # worker, if a receiver may have lost it (`CompletionListener.abandoned()`), and one to which the session was about to
 # move, if this one dies before either is stored: it finds the will in the record of a session that has come without it.
+# And so does one that has taken the session from this one, as it did not answer, if this one dies before it has told
+# that it knows: until then the will waits there (`hold()`, cluster/forced_takeovers.py).
 #
 # Each will has a token (store/durable/tokens.py), which is stored with it from the beginning: so durable receivers take
 # it once, at QoS 1 as well, however often it is published. Each token has an origin of its own: wills of several
@@ -64,27 +66,42 @@ class PendingWills:
 
         To be called before the store is told that the session has no will any more, or has ended.
         """
+        pending = self._begin(will, session)
+        if pending is None:
+            return
+        if not later:
+            self._send(pending, session, now)
+        if pending.done:
+            return
+        self._keep(pending, session)
+        if later:
+            self.again(pending, now)
+
+    def hold(self, will: Will, session: Session) -> "PendingWill | None":
+        """Keep *will* of *session*, as `publish()` does, until `again()` or `ended()` is called; None: it is kept."""
+        pending = self._begin(will, session)
+        if pending is not None:
+            self._keep(pending, session)
+        return pending
+
+    def _begin(self, will: Will, session: Session) -> "PendingWill | None":
         if not will.token:  # it was stored by a worker that gave none
             will.token = new_token()
         name = b"%b%b%b" % (PENDING, will.token[:ORIGIN].hex().encode(), session.client_id.encode())
         if name in self._wills:  # it was read beside its session: a worker died between two transactions
             self._reserve.give_back(will.held)
-            return
-        pending = PendingWill(self, name, session.client_id, session.principal, will)
-        if not later:
-            self._send(pending, session, now)
-        if pending.done:
-            return
+            return None
+        return PendingWill(self, name, session.client_id, session.principal, will)
+
+    def _keep(self, pending: "PendingWill", session: Session) -> None:
         pending.published = self._store.wall()
-        record = pending.record = self._store.begin(name)
+        record = pending.record = self._store.begin(pending.name)
         record.store_head(0, session.principal.user, False)
-        record.store_will(will)
+        record.store_will(pending.will)
         if session.storage is not None and session.storage.has_stored_will():
             record.replace()
-        self._wills[name] = pending
+        self._wills[pending.name] = pending
         self._reserve.take(RECORD)
-        if later:
-            self.again(pending, now)
 
     def adopt(self, adopted: AdoptedSession, now: float) -> None:
         """Publish the will that was read, of a worker that has ended, as soon as all its receivers are known."""

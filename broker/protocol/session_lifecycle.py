@@ -309,6 +309,28 @@ class SessionLifecycle:
             self._pending.publish(will, session, True, now)
             session.storage.store_will(None)
 
+    def hold_will(self, session: Session) -> PendingWill | None:
+        """*session* was taken from a worker that may publish its will, as its client is not connected there any more.
+
+        What to publish if that worker dies before: `end_hold()` follows. A will with a delay is that of the session
+        here.
+        """
+        will = session.will
+        if will is None or will.delay or session.storage is None or self._pending is None:
+            return None
+        session.will = None
+        held = self._pending.hold(will, session)
+        session.storage.store_will(None)
+        return held
+
+    def end_hold(self, pending: PendingWill, published: bool, now: float) -> None:
+        """That worker has *published* it, or has died."""
+        assert self._pending is not None
+        if published:
+            self._pending.ended(pending)
+        else:
+            self._pending.again(pending, now)
+
     def publish_found_will(self, session: Session, will: Will | None, now: float) -> None:
         """*will* was read with *session*, which was on its way here from a worker that has died.
 

@@ -810,6 +810,43 @@ def test_a_worker_that_wakes_up_publishes_no_will_of_a_session_that_was_taken(
     assert [] == messages(watcher)
 
 
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("wakes", [False, True])
+def test_a_session_is_taken_from_a_worker_that_hangs_and_its_will_is_published_once(
+    start_node: StartNode, wakes: bool, left: bool, clean: bool
+) -> None:
+    """It would be lost with that worker, which its supervisor kills, or come from both if that goes on.
+
+    *left*: the connection that the client had there is closed. *clean*: the client does not want its session.
+    """
+    node = start_node(3)
+    watcher = watched(node[1])
+    former = mortal(node[0])
+    hanging = node[0]
+    hanging.stopped = True
+    if left:
+        former.drop()
+    client = coming(node[2], clean=clean)
+    for _ in range(20):
+        node[2].advance(0.2)
+    assert [not clean] == [each.session_present for each in client.receive() if isinstance(each, ConnAck)]
+    assert [] == messages(watcher)
+    if wakes:
+        hanging.stopped = False
+    else:
+        node.kill(hanging)
+        node.start(0)
+    node.advance(5)
+
+    assert [b"gone"] == [payload for payload, _, _ in messages(watcher)]
+    assert [2] == sessions(node)
+    node.kill(client.broker)
+    node.start(2)
+    node.advance(5)
+    assert [] == messages(watcher)
+
+
 def test_a_worker_that_wakes_up_does_not_end_again_what_a_clean_start_has_ended(start_node: StartNode) -> None:
     """The will of a client would be published a second time, by the worker that had not answered."""
     node = start_node(2)
@@ -819,11 +856,10 @@ def test_a_worker_that_wakes_up_does_not_end_again_what_a_clean_start_has_ended(
     client = coming(node[1], clean=True)
     node[1].advance(2.3)
     assert [False] == [each.session_present for each in client.inbox if isinstance(each, ConnAck)]
-    assert [b"gone"] == [payload for payload, _, _ in messages(watcher)]
     node[0].stopped = False
     node.advance(1)
 
-    assert [] == messages(watcher)
+    assert [b"gone"] == [payload for payload, _, _ in messages(watcher)]
     assert [1] == sessions(node)
     assert not client.closed
 

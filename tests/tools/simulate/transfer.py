@@ -19,6 +19,7 @@
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from broker.protocol.pending_wills import PendingWill
 from broker.protocol.publish_answers import redeliver_unanswered
 from broker.session.message import RELEASED
 from broker.session.packet_ids import unpack
@@ -236,7 +237,7 @@ class Take:
         if not former.dead:
             if link.client in former.sessions or link.client in former.leaving:  # it does not know
                 place.waits_for.add(former)
-                former.store.commit.confirm(_nothing)  # when it goes on
+            Hold(world, former, taker, taker.wills.hold(session))
             for worker in world.workers:
                 worker.let_go_of(former)
         taker.welcome(link, session, True)
@@ -254,5 +255,26 @@ class Take:
             self._world.forget_if_gone(self._link.client)
 
 
-def _nothing() -> None:
-    pass
+class Hold:
+    """*taker* has taken a session from *former*, which publishes its *will* when it goes on."""
+
+    def __init__(self, world: "World", former: SimWorker, taker: SimWorker, will: PendingWill | None) -> None:
+        self._world = world
+        self._former = former
+        self._taker = taker
+        self._will = will
+        world.holds.append(self)
+        former.store.commit.confirm(partial(former.store.commit.confirm, self._let_go))
+
+    def _let_go(self) -> None:
+        self._end(True)
+
+    def lost(self, worker: SimWorker) -> None:
+        """*worker* is dead."""
+        if worker is self._former:
+            self._end(False)
+
+    def _end(self, published: bool) -> None:
+        self._world.holds.remove(self)
+        if self._will is not None and not self._taker.dead:  # otherwise whoever adopts the will publishes it
+            self._taker.wills.end_hold(self._will, published)

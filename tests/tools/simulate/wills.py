@@ -70,11 +70,22 @@ class SimWills:
         if session.will is not None and session.storage is not None and session.storage.has_stored_will():
             self._world.owe_will(session.will.fields().payload.split()[0].decode(), session.will.topic.decode())
 
-    def forget(self, session: Session) -> None:
-        """Another worker has *session*."""
-        if session.will is not None and session.storage is not None:
-            session.will = None
-            session.storage.store_will(None)
+    def hold(self, session: Session) -> PendingWill | None:
+        """*session* was taken from a worker that publishes its will, unless it ends before: `end_hold()` follows."""
+        will, storage = session.will, session.storage
+        if will is None or storage is None:
+            return None
+        session.will = None
+        self._take(will)
+        held = self._pending.hold(will, session)
+        storage.store_will(None)
+        return held
+
+    def end_hold(self, will: PendingWill, published: bool) -> None:
+        if published:
+            self._pending.ended(will)
+        else:
+            self._pending.again(will, self._world.now)
 
     def found(self, session: Session, will: Will | None) -> None:
         """*will* was read with *session*, which was on its way here from a worker that has ended."""

@@ -484,7 +484,7 @@ class SimWorker:
                 place.waits_for.discard(self)
             session = self.sessions.get(client_id) or self.leaving.get(client_id)
             if session is not None:
-                self.wills.forget(session)
+                self.wills.publish(session)
                 self.evict(session)
 
     def damaged(self, client_id: str, why: str, here: bool, now: float) -> None:

@@ -19,7 +19,7 @@ from tests.tools.faults.durable.history import Died, Event, Message, matches
 from tests.tools.simulate.chance import Chance
 from tests.tools.simulate.client import SimClient
 from tests.tools.simulate.link import Link, Outgoing
-from tests.tools.simulate.transfer import Take, Transfer
+from tests.tools.simulate.transfer import Hold, Take, Transfer
 from tests.tools.simulate.worker import KEYS, NODE, Place, SimWorker
 
 WALL: Final = 1_800_000_000.0
@@ -49,6 +49,7 @@ class World:
         self.orphaned: dict[str, set[SimWorker]] = {}  # see `orphan()`
         self.transfers: list[Transfer] = []
         self.takes: list[Take] = []
+        self.holds: list[Hold] = []
         self.all_workers: list[SimWorker] = []
         self.ends: dict[tuple[str, int], float] = {}  # of publishes that expire
         self.late = False  # a session has moved while Redis was full
@@ -313,6 +314,8 @@ class World:
             transfer.lost(worker)
         for take in list(self.takes):
             take.lost(worker)
+        for hold in list(self.holds):
+            hold.lost(worker)
 
     def _stop(self, chance: Chance) -> None:
         if self.workers:
