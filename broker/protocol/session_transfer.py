@@ -38,6 +38,7 @@ from broker.session.subscription import Subscription
 from broker.session.transfer.session_export import SessionExport
 from broker.session.transfer.session_import import SessionImport
 from broker.store.durable.adoption import AdoptedSession
+from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
 from broker.worker_id import WorkerId
@@ -206,18 +207,23 @@ class SessionTransfer:
         """Register the subscriptions of the session, in pages if they are many; then call *then*.
 
         Messages that are delivered from now on are queued behind those that are still to come. If an earlier session of
-        the client is to be removed from the store here, that comes first: it has the same keys.
+        the client is here, or is to be removed from the store, its end comes first: it has the same keys.
         """
         session = incoming.session
         assert session is not None
         enrol = partial(self._subscribing.enrol, session, incoming.subscriptions, then)
         if session.storage is None or self._durable is None:
             enrol()
-        else:
-            former = self._store.find(session.client_id)
-            if former is not None:  # see `finish_import()`
-                self._lifecycle.evict(former)
+        elif self._store.find(session.client_id) is None:
             self._durable.commit.when_removed(enrol)
+        else:  # if it was taken from here, it has to end as such: see `DurableSessions.taken()`
+            self._durable.commit.confirm(partial(self._replace, self._durable.commit, session.client_id, enrol))
+
+    def _replace(self, commit: GroupCommit, client_id: str, then: Callable[[], None]) -> None:
+        former = self._store.find(client_id)
+        if former is not None:  # see `finish_import()`
+            self._lifecycle.evict(former)
+        commit.when_removed(then)
 
     def take(self, incoming: SessionImport, former: WorkerId, lives: bool, then: Callable[[bool], None]) -> None:
         """Read what is stored of the durable session that came from *former*, and call *then* with whether it is there.

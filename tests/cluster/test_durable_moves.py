@@ -154,6 +154,34 @@ def test_a_worker_that_has_lost_a_session_acknowledges_nothing_for_it(start_node
     assert [b"1", b"2"] == first_of_each(client)
 
 
+def test_a_worker_that_gets_back_a_session_that_it_has_lost_acknowledges_nothing_before(start_node: StartNode) -> None:
+    """Its own clients' publishes would reach nobody: it has not heard who has the session, and does not have it yet."""
+    node = start_node(2)
+    subscriber(node[0])
+    publisher = arrive_without_store(node[0])
+    node[0].stopped = True
+    coming(node[1])
+    node[1].advance(2.5)
+    (peer,) = node[0].mesh.peers
+    node[0].reactor.pause(peer.control, Pause.FANOUT)
+    commit_of(node[0])._gathering.until = float("inf")  # its transactions wait
+    node[0].stopped = False
+    client = coming(node[0])
+    node.advance(0.3)
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1))
+    node.settle()
+    assert [] == acknowledged(publisher)
+    commit_of(node[0])._gathering.until = 0.0
+    node.advance(0.2)
+    node[0].reactor.resume(peer.control, Pause.FANOUT)
+    node.advance(0.3)
+    assert [Disconnect(CloseReason.RECEIVER_MOVED.code)] == publisher.receive()
+    publish(node[0], b"1", b"2")
+
+    assert [b"1", b"2"] == first_of_each(client)
+    assert [0] == sessions(node)
+
+
 def test_messages_on_their_way_to_a_giver_that_dies_keep_their_order(start_node: StartNode) -> None:
     """A later one would reach the session at its new worker, and the earlier one be published again behind it."""
     node = start_node(3)

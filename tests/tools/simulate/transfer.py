@@ -73,10 +73,17 @@ class Transfer:
     def _expect(self) -> None:
         self.stage = EXPECTED
         taker = self._taker
+        taker.expect(self._client, self._bring)
+        if self._client in taker.sessions:  # which may have been taken from it
+            taker.store.commit.confirm(self._replace)
+        else:
+            taker.store.commit.when_removed(self._switch)
+
+    def _replace(self) -> None:
+        taker = self._taker
         stale = taker.sessions.get(self._client)
         if stale is not None:
             taker.evict(stale)
-        taker.expect(self._client, self._bring)
         taker.store.commit.when_removed(self._switch)
 
     def _bring(self, session: Session) -> None:
