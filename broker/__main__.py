@@ -56,6 +56,7 @@ from broker.insight.admin_requests import AdminRequests
 from broker.insight.logs import configure
 from broker.insight.operator_requests import operator_requests
 from broker.insight.pending_answers import PendingAnswer, PendingAnswers, RequestRefused
+from broker.insight.warm_first import WarmFirst
 from broker.net.transports.certificates import CertificateError
 from broker.store.redis.address import RedisAddress
 from broker.worker import OWN_DESCRIPTORS, Worker
@@ -112,6 +113,7 @@ class Process:
             worker.overload_monitor.inject,
             worker.base.clock,
             operator_requests(worker.base, worker.protocol, worker.links.durable_store, worker.retained, self._pending),
+            WarmFirst(worker.protocol.cold, worker.protocol.store, self._pending),
         )
         self._to_come = 1  # answers to wait for before clients are served: of the mesh, and of the store
         self._stopping = trio.Event()

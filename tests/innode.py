@@ -23,6 +23,18 @@ def stored(config: Config | None = None) -> Config:
     return replace(config, store=replace(config.store, durability=PROCESS))
 
 
+class Wall:
+    """Unix time, which passes with *clock*, and a little with each look: of two writes the later one counts."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._time = time.time() - clock.now
+
+    def __call__(self) -> float:
+        self._time += 1e-5  # stamps are in microseconds, and floats of this size 2.4e-7 apart
+        return self._time + self._clock.now
+
+
 class Node(Sequence[Broker]):
     def __init__(
         self,
@@ -42,6 +54,7 @@ class Node(Sequence[Broker]):
         self._name = name
         self._traces = traces
         self.clock = Clock()
+        self._wall = Wall(self.clock)
         self._config = stored(config) if durable else config
         self._redis = redis
         self._all: list[Broker] = []
@@ -50,7 +63,7 @@ class Node(Sequence[Broker]):
         for _ in range(workers):
             self.start()
 
-    def start(self, shard: int | None = None, wall: Callable[[], float] = time.time, adopts: bool = True) -> Broker:
+    def start(self, shard: int | None = None, wall: Callable[[], float] | None = None, adopts: bool = True) -> Broker:
         """Start one more worker, which meets the others; its number is *shard*, or else the lowest that is free.
 
         *adopts*: it has what is stored when this returns; otherwise it begins to adopt when it does not stand still any
@@ -67,7 +80,7 @@ class Node(Sequence[Broker]):
             clock=self.clock,
             redis=self._redis,
             identity=identity,
-            wall=wall,
+            wall=wall or self._wall,
             trace=trace,
             workers=self._workers if self.durable else 1,
         )

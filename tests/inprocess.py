@@ -173,9 +173,6 @@ class Probe:
         self.worker.protocol.gaps.run()
         self.worker.loop.turn()
 
-    def session(self, client_id: str) -> Session | None:
-        return self.worker.links.store.find(client_id)
-
     def sessions(self) -> list[Session]:
         return list(self.worker.links.store.sessions())
 
@@ -441,6 +438,13 @@ class Broker(Probe):
         wait = self.worker.loop.turn()
         return wait <= 0.0 or before > 0 or any(client.pull() for client in self._clients)
 
+    def session(self, client_id: str) -> Session | None:
+        """The session of *client_id*, which is read if it is in Redis alone."""
+        cold = self.worker.protocol.cold
+        if cold is not None and cold.warm(client_id, _ignore):
+            self.settle()
+        return self.worker.links.store.find(client_id)
+
     def waits_for_redis(self) -> bool:
         """Whether an answer of Redis is still to come; gives Redis a moment."""
         registry_client, durable = self.worker.links.registry_client, self.worker.links.durable_store
@@ -465,6 +469,10 @@ class Broker(Probe):
         for client in self._clients:
             client.socket.close()
         self.worker.loop.shut_down()
+
+
+def _ignore(warm: bool) -> None:
+    pass
 
 
 class Client:

@@ -107,6 +107,14 @@ class OwnedSessions:
         if held is not None and held.told:
             self.release_epoch(client_id, held.epoch, former)
 
+    def may_forget(self, client_id: str) -> bool:
+        """Whether Redis knows all that this worker knows of the owner of the session."""
+        return client_id not in self._stale
+
+    def forget(self, client_id: str) -> None:
+        """The session is in Redis alone, still that of this worker: who claims it next finds it there (claim.lua)."""
+        self._current.pop(client_id, None)
+
     def ended(self, client_id: str) -> bool:
         """Whether the session was released, and Redis may not know."""
         return client_id in self._ended

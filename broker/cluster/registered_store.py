@@ -45,6 +45,13 @@ class RegisteredStore:
                     self._will_settled(client_id, epoch)
         self._memory.forget(session)
 
+    def may_cool(self, session: Session) -> bool:
+        return session.client_id not in self._claimed and self._registry.owned.may_forget(session.client_id)
+
+    def cool(self, session: Session) -> None:
+        self._registry.owned.forget(session.client_id)
+        self._memory.forget(session)
+
     def without_will(self, session: Session) -> None:
         if not self._registry.drop_will(session.client_id, self._clock()):
             self._will_settled(session.client_id, self._registry.epoch_of(session.client_id))
@@ -57,6 +64,12 @@ class RegisteredStore:
 
     def count(self) -> int:
         return self._memory.count()
+
+    def count_here(self) -> int:
+        return self._memory.count_here()
+
+    def count_also(self, others: Callable[[], int]) -> None:
+        self._memory.count_also(others)
 
     def count_in_memory(self) -> int:
         return self._memory.count_in_memory()

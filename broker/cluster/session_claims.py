@@ -100,6 +100,13 @@ class SessionClaims:
         if self.session_of_other_user(claimant) is not None:
             claim.of_other_user()
             return
+        if self.durable is not None and self.durable.cold.connect(claimant.client_id, claim.session_warmed):
+            return
+        self.ask(claim)
+
+    def ask(self, claim: "_Claim") -> None:
+        """Have the registry answer *claim*; a session that is here is in memory."""
+        claimant = claim.claimant
         # A session that is here need not be looked for at another node: it may be claimed while Redis is away or full.
         elsewhere = self.store.find(claimant.client_id) is None or not self.registry.epoch_of(claimant.client_id)
         lasting = claimant.expiry > 0 and elsewhere
@@ -143,6 +150,9 @@ class SessionClaims:
         if held > epoch:
             then(TakeoverResult(None, held, superseded=True))
             return
+        again = partial(self._give_up_warm, client_id, epoch, user, then)
+        if self.durable is not None and self.durable.cold.warm(client_id, again):
+            return
         session = self.store.find(client_id)
         if session is not None and not may_have(user, session.principal.owner()):
             self.keep_owned(session, epoch + 1)
@@ -153,13 +163,17 @@ class SessionClaims:
             self.counts.given_up += 1
         then(TakeoverResult(session, held))
 
+    def _give_up_warm(self, client_id: str, epoch: int, user: str, then: OnTakeover, warm: bool) -> None:
+        self.give_up(client_id, epoch, user, then)
+
     def answer_whether(self, client_id: str, then: Callable[[bool], None]) -> None:
         """Call *then*, once no claim is under way, with whether there is a session here."""
         claim = self._claims.get(client_id)
         if claim is not None:
             claim.questions.append(then)
         else:
-            then(self.store.find(client_id) is not None)
+            cold = self.durable is not None and self.durable.cold.has(client_id)
+            then(cold or self.store.find(client_id) is not None)
 
     def keep_owned(self, session: Session, epoch: int) -> None:
         """*session* was claimed in vain: this worker owns it with *epoch*, the one after that claim.
@@ -233,6 +247,16 @@ class _Claim:
         self._former: Owner | None = None  # the owner before this claim, unless it has answered
         self._before: Owner | None = None  # the owner before this claim, if it is known
         self._done = False
+
+    def session_warmed(self, warm: bool) -> None:
+        """The session is in memory, or there is none any more; not *warm*: Redis does not answer in time."""
+        claims = self.claims
+        if not warm:
+            self._answer(CloseReason.SERVER_UNAVAILABLE, None)
+        elif claims.session_of_other_user(self.claimant) is not None:
+            self.of_other_user()
+        else:
+            claims.ask(self)
 
     def decided(self, verdict: Verdict) -> None:
         """The registry has answered."""

@@ -25,8 +25,8 @@ class SessionHandOver:
         self._log = base.log
 
     def sessions_here(self) -> int:
-        """Sessions that no other worker has whole yet."""
-        return self._store.count() + self._takeovers.leaving()
+        """Sessions that no other worker has whole yet, without those in Redis alone: they stay for the next worker."""
+        return self._store.count_here() + self._takeovers.leaving()
 
     def sessions_lost(self) -> int:
         """Those that end with this worker: in its memory alone."""

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 from broker.insight.client_diagnostics import ClientDiagnostics
 from broker.insight.overload_snapshot import OverloadSnapshot
 from broker.insight.pending_answers import Arguments, RequestRefused
+from broker.insight.warm_first import WarmFirst
 from broker.metrics.interval import IntervalMetrics
 from broker.net.reactor import Reactor
 from broker.protocol.connection import Connection
@@ -36,10 +37,11 @@ class AdminRequests:
         inject: Callable[[str, float, float], None],
         clock: Callable[[], float],
         others: Mapping[str, Callable[[Arguments], object]],
+        warm: WarmFirst,
     ) -> None:
         """*inject*(signal, value, until) sets an overload signal for a test; ValueError: there is no such signal.
 
-        *others*: what answers further requests, by their names.
+        *others*: what answers further requests, by their names. *warm* has sessions read that are in Redis alone.
         """
         self._store = store
         self._lifecycle = lifecycle
@@ -50,15 +52,16 @@ class AdminRequests:
         self._inject_signal = inject
         self._clock = clock
         self._others = others
+        self._warm = warm
 
     def answer(self, what: str, arguments: Arguments) -> object:
         """The answer to the request *what*, as JSON can hold it, or a PendingAnswer. Raises RequestRefused."""
         if what == "clients":
             return self._clients(arguments)
         if what == "client":
-            return self._client(arguments)
+            return self._warm.of(self._client)(arguments)
         if what == "why":
-            return self._diagnostics.facts(cast(str, arguments["client"]))
+            return self._warm.of(self._why)(arguments)
         if what == "kick":
             return self._kick(arguments)
         if what == "inject":
@@ -76,10 +79,13 @@ class AdminRequests:
         """A page of sessions from *position* on whose client id contains *match*, and the position of the next page."""
         position = cast(int, arguments["position"])
         match = cast(str, arguments["match"])
+        cold = self._warm.page("clients", arguments, self._summary)
+        if cold is not None:
+            return cold
         page = list(islice(self._store.sessions(), position, position + PAGE))
         following = position + PAGE if len(page) == PAGE else None
         found = [session for session in page if match in session.client_id]
-        return {"clients": [self._summary(session) for session in found], "next": following}
+        return {"clients": [self._summary(session) for session in found], "next": self._warm.after(following)}
 
     def _client(self, arguments: Arguments) -> object:
         session = self._session(arguments)
@@ -93,6 +99,9 @@ class AdminRequests:
         facts["configured"] = self._diagnostics.configured(session)
         facts["unsent_bytes"] = 0 if session.outbox is None else session.outbox.size
         return facts
+
+    def _why(self, arguments: Arguments) -> object:
+        return self._diagnostics.facts(cast(str, arguments["client"]))
 
     def _kick(self, arguments: Arguments) -> object:
         """Disconnect the client; False if it is not connected."""

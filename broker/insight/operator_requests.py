@@ -5,6 +5,7 @@ from broker.insight.pending_answers import Arguments, PendingAnswers
 from broker.insight.queue_requests import QueueRequests
 from broker.insight.retained_requests import RetainedRequests
 from broker.insight.session_requests import SessionRequests
+from broker.insight.warm_first import WarmFirst
 from broker.protocol.essentials import Essentials
 from broker.protocol.parts import ProtocolParts
 from broker.routing.retained import Retained
@@ -19,15 +20,16 @@ def operator_requests(
     pending: PendingAnswers,
 ) -> dict[str, Callable[[Arguments], object]]:
     """What answers each request, by its name. *durable*: where sessions are stored, if they are."""
-    sessions = SessionRequests(protocol.store, protocol.lifecycle, protocol.sessions, pending, base.clock)
+    warm = WarmFirst(protocol.cold, protocol.store, pending)
+    sessions = SessionRequests(protocol.store, protocol.lifecycle, protocol.sessions, warm, pending, base.clock)
     queues = QueueRequests(protocol.store, durable, pending, base.clock, base.wall)
     messages = RetainedRequests(retained, protocol.publishing, durable, pending, base.clock, base.wall)
     return {
         "sessions": sessions.page,
-        "session": sessions.show,
-        "session_drop": sessions.drop,
-        "queue_page": queues.page,
-        "queue_purge": queues.purge,
+        "session": warm.of(sessions.show),
+        "session_drop": warm.of(sessions.drop),
+        "queue_page": warm.of(queues.page),
+        "queue_purge": warm.of(queues.purge),
         "retained_page": messages.page,
         "retained_show": messages.show,
         "retained_clear": messages.clear,

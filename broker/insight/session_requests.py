@@ -1,12 +1,13 @@
 # The requests about sessions: a list of them, everything about one, and its end.
 #
-# All sessions of a worker are in its memory, with what says how much waits for them, also those whose messages are in
-# Redis: nothing is read there. The list comes in pages as that of clients does (admin_requests.py).
+# A session that is in memory has there what says how much waits for it, also if the messages are in Redis. Those in
+# Redis alone are read for the list. It comes in pages as that of clients does (admin_requests.py).
 from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final, cast
 
 from broker.insight.pending_answers import Arguments, PendingAnswers
+from broker.insight.warm_first import WarmFirst
 from broker.mqtt.fields import read_length
 from broker.mqtt.packets import V5
 from broker.protocol.lifecycle import ConnectionLifecycle
@@ -29,12 +30,14 @@ class SessionRequests:
         store: SessionStore,
         lifecycle: ConnectionLifecycle,
         sessions: SessionLifecycle,
+        warm: WarmFirst,
         pending: PendingAnswers,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._lifecycle = lifecycle
         self._sessions = sessions
+        self._warm = warm
         self._pending = pending
         self._clock = clock
 
@@ -46,10 +49,13 @@ class SessionRequests:
         position = cast(int, arguments["position"])
         match = cast(str, arguments["match"])
         away = cast(bool, arguments["away"])
+        cold = self._warm.page("sessions", arguments, self._summary)
+        if cold is not None:
+            return cold
         page = list(islice(self._store.sessions(), position, position + PAGE))
         found = [each for each in page if match in each.client_id and not (away and each.outbox is not None)]
         following = position + PAGE if len(page) == PAGE else None
-        return {"sessions": [self._summary(session) for session in found], "next": following}
+        return {"sessions": [self._summary(session) for session in found], "next": self._warm.after(following)}
 
     def show(self, arguments: Arguments) -> object:
         """Everything about the session of *client*; None if there is none."""

@@ -44,6 +44,7 @@ class WorkerMetrics:
         self._lifecycle = protocol.lifecycle
         self._connects = connects
         self._store = protocol.store
+        self._cold = protocol.cold
         self._routes = routes
         self._retained = retained
         self._retained_limit = retained.most_bytes
@@ -76,6 +77,7 @@ class WorkerMetrics:
         return Gauges(
             clients_connected=self._lifecycle.connected,
             clients_total=self._store.count(),
+            sessions_cold=0 if self._cold is None else self._cold.count(),
             sessions_in_memory=self._store.count_in_memory(),
             connects_waiting=self._connects.waiting(),
             subscriptions=subscriptions,

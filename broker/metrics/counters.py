@@ -30,6 +30,8 @@ class Counters:
         self.passwords_hashed = 0
         self.closed_by_reason = dict.fromkeys([reason.label for reason in CloseReason], 0)
         self.sessions_expired = 0
+        self.sessions_warmed = 0
+        self.sessions_cooled = 0
         self.sessions_damaged = 0
         self.internal_errors = 0
         # Per overload report. A report to the node's other workers counts once for each of them.

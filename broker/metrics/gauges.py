@@ -9,6 +9,7 @@ class Gauges:
     clients_connected: int = 0
     clients_total: int = 0  # sessions, of clients that are connected or away
     sessions_in_memory: int = 0  # those of them that end with the worker
+    sessions_cold: int = 0  # those that are in their durable store alone
     connects_waiting: int = 0
     subscriptions: int = 0
     shared_subscriptions: int = 0

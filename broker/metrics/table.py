@@ -170,6 +170,16 @@ COUNTERS: Final = (
         topics=("clients/expired",),
     ),
     CounterRow(
+        "sessions_warmed",
+        "Durable sessions that were read from Redis: for a client, a message, an operator, or as they had expired.",
+        prometheus="sessions_warmed",
+    ),
+    CounterRow(
+        "sessions_cooled",
+        "Durable sessions that went on in Redis alone, as their clients had been away for some time.",
+        prometheus="sessions_cooled",
+    ),
+    CounterRow(
         "sessions_damaged",
         "Durable sessions that ended because what Redis has of them cannot be read or written.",
         prometheus="sessions_damaged",
@@ -348,6 +358,12 @@ GAUGES: Final = (
         "Sessions, of clients that are connected or away.",
         prometheus="sessions",
         topics=("clients/total",),
+    ),
+    GaugeRow(
+        "sessions_cold",
+        "sessions_cold",
+        "Sessions of clients that are away which are in Redis alone.",
+        prometheus="sessions_cold",
     ),
     GaugeRow(
         "sessions_in_memory",

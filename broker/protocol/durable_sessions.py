@@ -9,20 +9,22 @@ from typing import Protocol
 from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.net.stream import Stream
+from broker.protocol.cold_sessions import ColdSessions
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.pending_wills import PendingWill
 from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.session_transfer import SessionTransfer
 from broker.protocol.subscribing import Subscribing
 from broker.reasons import CloseReason
+from broker.routing.routes import Routes
 from broker.session.origin import ClosedFilter, ForcedFilter
 from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.adoption import AdoptedSession, client_id_of
 from broker.store.durable.group_queue import is_pending_will, is_session
-from broker.store.durable.record import StoredSession
 from broker.store.durable.shared_lists import SharedLists
 from broker.store.durable.store import DurableStore
+from broker.store.durable.stored_session import StoredSession
 from broker.store.sessions import SessionStore
 from broker.worker_id import WorkerId
 
@@ -50,12 +52,17 @@ class DurableSessions:
         subscribing: Subscribing,
         transfer: SessionTransfer,
         store: SessionStore,
+        routes: Routes,
         counters: Counters,
         log: Log,
         clock: Callable[[], float],
         when_confirmed: WhenConfirmed,
+        cold: ColdSessions,
+        me: bytes,
     ) -> None:
-        """*durable*: where they are stored, and what waits for their *shared* subscriptions."""
+        """*durable*: where they are stored, and what waits for their *shared* subscriptions. *cold*: those that are
+        not in memory. *me*: the incarnation of this worker.
+        """
         self._durable = durable
         self._shared = shared
         self._sessions = sessions
@@ -63,10 +70,13 @@ class DurableSessions:
         self._subscribing = subscribing
         self._transfer = transfer
         self._store = store
+        self._routes = routes
         self._counters = counters
         self._log = log
         self._clock = clock
         self._when_confirmed = when_confirmed
+        self.cold = cold
+        cold.is_ours(me)
         durable.commit.fenced = self.taken
         self._all_read = False
         self._adopted = False  # they are here, with their subscriptions
@@ -97,11 +107,13 @@ class DurableSessions:
 
     def has(self, client_id: str) -> bool:
         name = client_id.encode(errors="surrogateescape")
-        return self._store.find(client_id) is not None or self._shared.has(name) or self._sessions.has_pending(name)
+        if self._store.find(client_id) is not None or self.cold.has(client_id):
+            return True
+        return self._shared.has(name) or self._sessions.has_pending(name)
 
     def tick(self, now: float) -> float:
         """Do what is due; the time of the next thing that will be. To be called at the end of each slice."""
-        due = self._durable.tick(now)
+        due = min(self._durable.tick(now), self.cold.tick(now))
         if self._all_read and not self._enrolling:
             self._all_read = False
             self._when_confirmed(None, self._serve)
@@ -209,6 +221,12 @@ class DurableSessions:
 
     # What the store tells.
 
+    def keep_cold(self, client: bytes, value: bytes, incarnation: bytes) -> bool:
+        return self.cold.keep_cold(client, value, incarnation)
+
+    def renamed(self, clients: list[bytes]) -> None:
+        self.cold.renamed(clients)
+
     def adopt(self, session: AdoptedSession, now: float) -> None:
         name = session.client_id.encode()
         if is_pending_will(name):
@@ -247,7 +265,8 @@ class DurableSessions:
 
     def adopted(self, now: float) -> None:
         self._all_read = True
-        self._log.info("sessions_adopted", sessions=self._durable.adoption.sessions)
+        self._routes.invalidate()  # cold sessions are in no route yet
+        self._log.info("sessions_adopted", sessions=self._durable.adoption.sessions, cold=self.cold.count())
 
     def taken(self, clients: list[bytes], now: float) -> None:
         """Another worker has taken the sessions of *clients*, as this one did not answer: they end here.
@@ -264,6 +283,8 @@ class DurableSessions:
                     self._sessions.set_will(session, None)  # that worker has it; another one is published now
                 self._lifecycle.evict(session, withdraw=False)
                 self._when_confirmed(None, partial(self._leave_routes, session, forced))
+            else:
+                self.cold.taken(client)
 
     def _leave_routes(self, session: Session, forced: ForcedFilter) -> None:
         self._subscribing.withdraw(session, partial(self._abandon_refused, forced))

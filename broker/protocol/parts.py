@@ -1,6 +1,7 @@
 # Makes the parts of a worker that serve clients, and hands them to each other.
 import random
 import uuid
+from functools import partial
 
 from broker.auth.acl import Acl
 from broker.auth.authenticator import Authenticator
@@ -19,6 +20,7 @@ from broker.overload.protection import Protection
 from broker.overload.store_rate import StoreRate
 from broker.protocol.background import Background
 from broker.protocol.ban_enforcement import BanEnforcement
+from broker.protocol.cold_sessions import ColdSessions
 from broker.protocol.configured_limits import ConfiguredLimits
 from broker.protocol.connect_attempt import ConnectAttempts
 from broker.protocol.connection_protection import ConnectionProtection
@@ -35,6 +37,7 @@ from broker.protocol.session_transfer import SessionTransfer
 from broker.protocol.shared_lists import shared_backlog
 from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import Timers
+from broker.routing.cold_index import ColdIndex
 from broker.routing.fanout import Deliveries
 from broker.routing.hybrid_clock import HybridClock
 from broker.routing.neighbour import Neighbours
@@ -176,12 +179,27 @@ class ProtocolParts:
             durable,
         )
         self.durable: DurableSessions | None = None
+        self.cold: ColdSessions | None = None  # None: no session is stored
         if durable is not None:
             shared = SharedLists(
                 durable, routes, base.worker, limits.queue_bytes, queue_budget, base.counters, base.log
             )
             routes.backlog.store = shared
             routes.backlog.members_known = False  # until the mesh says so
+            self.cold = ColdSessions(
+                durable,
+                ColdIndex(),
+                store,
+                self.sessions,
+                self.subscribing,
+                routes,
+                self.deliveries,
+                queue_budget,
+                counters,
+                self.lifecycle.abandon,
+                clock,
+                partial(when_confirmed, None),
+            )
             self.durable = DurableSessions(
                 durable,
                 shared,
@@ -190,10 +208,13 @@ class ProtocolParts:
                 self.subscribing,
                 self.transfer,
                 store,
+                routes,
                 counters,
                 base.log,
                 clock,
                 when_confirmed,
+                self.cold,
+                base.worker.incarnation_text.encode(),
             )
         self._base = base
         self._routes = routes

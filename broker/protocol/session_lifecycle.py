@@ -30,7 +30,7 @@ from broker.session.storage import SessionStorage
 from broker.session.subscription import Subscription
 from broker.session.will import Will
 from broker.store.durable.adoption import AdoptedSession
-from broker.store.durable.index import READ, index_value
+from broker.store.durable.index import READ, SUBSCRIPTIONS, index_value
 from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
 
@@ -77,6 +77,8 @@ class SessionLifecycle:
         )
         # Retained messages that sessions without a connection still have to get.
         self.replays: dict[Session, dict[Subscription, Replay]] = {}
+        # Called when a session has no client, and again when its will is published then.
+        self.resting: Callable[[Session, float], None] = _nobody_minds
         self._store = store
         self._subscribing = subscribing
         self._publish_will = publish_will
@@ -146,6 +148,7 @@ class SessionLifecycle:
             self.expire(session, now)
         else:
             self._begin_to_wait(session, now - away)
+            self.resting(session, now)
         return session
 
     # The limits of a session.
@@ -213,15 +216,26 @@ class SessionLifecycle:
         if session.storage is not None:
             session.storage.store_head(session.expiry, session.principal.user, False)
             self.limits.listener.rests(session, now)
-        if session.storage is not None:
-            session.storage.store_index(self._index_value(session, self._wall() + session.expiry))
         self._begin_to_wait(session, now)
+        if session.storage is not None:
+            session.storage.store_index(self.index_value(session, self._wall() + session.expiry))
+            self.resting(session, now)
 
-    def _index_value(self, session: Session, expires: float) -> bytes:
+    def index_value(self, session: Session, expires: float) -> bytes:
         """What the index says of *session*, which has no connection. *expires*: Unix time."""
-        if self.limits.queue_qos0:  # such messages wait in memory alone: the session has to be there
-            return READ
+        if self.limits.queue_qos0 or len(session.subscriptions) > SUBSCRIPTIONS:
+            return READ  # QoS 0 waits in memory alone, so the session has to be there; or it takes long to restore
         return index_value(expires, [key for key, each in session.subscriptions.items() if each.qos])
+
+    def leave(self, session: Session) -> None:
+        """*session*, which has no connection, goes on in its store alone: nothing of it remains here."""
+        self.stop_timers(session)
+        while session.subscriptions:
+            self._subscribing.withdraw(session)
+        self.limits.budget.forget(session)
+        if session.storage is not None:
+            session.storage.leave()
+        session.ended = True
 
     def _begin_to_wait(self, session: Session, since: float) -> None:
         """The client of *session* is away *since* that time: set the timers of its expiry and of its will."""
@@ -292,6 +306,8 @@ class SessionLifecycle:
         session.will = None
         if not session.ended:
             self._store.without_will(session)
+            if session.outbox is None:
+                self.resting(session, now)
         self._pending.publish(will, session, False, now)
         session.storage.store_will(None)
 
@@ -385,3 +401,7 @@ class SessionLifecycle:
                 self._internal_errors.report(error)
         if reason is not None:
             self._log.info("will_refused", client=client_id, reason=reason.label, topic=message.topic.decode())
+
+
+def _nobody_minds(session: Session, now: float) -> None:
+    pass

@@ -36,11 +36,11 @@ from broker.routing.routes import Routes
 from broker.routing.subscription_budget import SubscriptionBudget
 from broker.session.session import Session
 from broker.session.subscription import Subscription
+from broker.store.durable.index import SUBSCRIPTIONS
 
 AT_ONCE: Final = 0.00025  # seconds for filters of one SUBSCRIBE, after which other connections have their turn
 UNSUBSCRIBED_AT_ONCE: Final = 64  # filters of one UNSUBSCRIBE, after which other connections have their turn
 VISITED_AT_ONCE: Final = 4096  # receivers of routes visited to remove them, after which others have their turn, too
-SUBSCRIPTIONS: Final = 100  # removed or registered between two looks at the clock
 PAGE: Final = 64  # retained messages between two looks at the clock
 LEVELS: Final = 1024  # levels of the tree walked between two looks at the clock
 

@@ -53,7 +53,7 @@ PUBLISHERS: Final = 10  # publishers that a route remembers the right of: as man
 PUBLISHERS_BYTES: Final = 352  # of that dict
 UNLIMITED: Final = 1 << 40  # patterns
 RETRIED: Final = 64  # shared subscriptions whose waiting messages are passed on at one confirmation of a worker
-COUNTED: Final = 64  # cold sessions that the price of a publish is for, if there are more
+COUNTED: Final = 2048  # cold sessions that the price of a publish is for, if there are more: 0.2 ms to count them
 MANY_SUBSCRIPTIONS: Final = 100  # of a session: with more, all routes are made again instead of those of each filter
 
 

@@ -40,6 +40,10 @@ class SessionStorage:
         """
         raise NotImplementedError
 
+    def leave(self) -> None:
+        """All is stored, and the session is to be forgotten here, but not where it is stored."""
+        raise NotImplementedError
+
     def store_will(self, will: Will | None) -> None:
         """Store *will*, or remove the one that is stored."""
         raise NotImplementedError

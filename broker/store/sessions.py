@@ -2,7 +2,7 @@
 #
 # A claim is answered by a call, as the session may be on another machine: nothing waits for the answer, and the worker
 # goes on with other connections. In memory the answer comes before `claim()` returns.
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from broker.mqtt.packets import Will
@@ -52,13 +52,26 @@ class SessionStore(Protocol):
     def forget(self, session: Session) -> None:
         """Remove *session*, which has ended or gone to another worker."""
 
+    def may_cool(self, session: Session) -> bool:
+        """Whether `cool()` may be called: nobody is about to have *session*, and nobody has to be told of it."""
+
+    def cool(self, session: Session) -> None:
+        """Remove *session*, which goes on in its durable store alone."""
+
     def without_will(self, session: Session) -> None:
         """The will of *session*, which goes on, was published or withdrawn: no other worker may publish it."""
 
     def sessions(self) -> Iterable[Session]:
         """All sessions of this worker."""
 
-    def count(self) -> int: ...
+    def count(self) -> int:
+        """How many sessions there are, also those that are in their durable store alone."""
+
+    def count_here(self) -> int:
+        """Those that are in the memory of this worker, and stored or not."""
+
+    def count_also(self, others: Callable[[], int]) -> None:
+        """Have `count()` add what *others* returns."""
 
     def count_in_memory(self) -> int:
         """Those that end with this worker, as they are in its memory alone."""
@@ -70,6 +83,7 @@ class MemorySessions:
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
         self._durable = 0  # how many of them are stored elsewhere
+        self._others: Callable[[], int] | None = None
 
     def claim(self, claimant: Claimant) -> None:
         session = self._sessions.get(claimant.client_id)
@@ -98,6 +112,12 @@ class MemorySessions:
             if session.storage is not None:
                 self._durable -= 1
 
+    def may_cool(self, session: Session) -> bool:
+        return True
+
+    def cool(self, session: Session) -> None:
+        self.forget(session)
+
     def without_will(self, session: Session) -> None:
         pass
 
@@ -105,7 +125,13 @@ class MemorySessions:
         return self._sessions.values()
 
     def count(self) -> int:
+        return len(self._sessions) + (0 if self._others is None else self._others())
+
+    def count_here(self) -> int:
         return len(self._sessions)
+
+    def count_also(self, others: Callable[[], int]) -> None:
+        self._others = others
 
     def count_in_memory(self) -> int:
         return len(self._sessions) - self._durable

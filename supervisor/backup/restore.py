@@ -30,7 +30,7 @@ from redis.exceptions import ResponseError
 from broker.session.principal import owner_tag
 from broker.store.durable.group_queue import is_session
 from broker.store.durable.index import READ
-from broker.store.durable.record import HEAD, DamagedRecord, read_record
+from broker.store.durable.stored_session import HEAD, DamagedRecord, read_record
 from broker.store.durable.tokens import COUNTED, INCOMING, TOKEN
 from broker.store.redis.keys import DURABLE_FORMAT, LEASE, SLICES, Keys
 from supervisor.backup.backup_file import PACKS, SESSION, BackupReader, Counts

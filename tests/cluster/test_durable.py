@@ -28,8 +28,8 @@ from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from broker.reasons import CloseReason, DropReason
 from broker.session.message import NEVER, Message
 from broker.store.durable.pack import PACK
-from broker.store.durable.parts import READY
-from broker.store.durable.record import WILL
+from broker.store.durable.places import READY
+from broker.store.durable.stored_session import WILL
 from broker.store.redis.keys import Keys
 from tests.cluster.durable_node import EXPIRY, Durable
 from tests.inprocess import Client
@@ -464,7 +464,7 @@ def test_messages_that_nobody_fetches_end_with_their_time(nodes_of: Callable[...
     node.kill(away=10.0)
     node.publish(b"a", b"new")
     assert 2 == len(node.redis.client().keys("*:queue:*"))
-    node.worker.advance(12.0)
+    node.worker.advance(14.0)
     assert 100 == node.worker.counters.dropped_by_reason[DropReason.EXPIRED.label]
     client = node.connect("first")
 

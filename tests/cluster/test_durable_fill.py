@@ -22,7 +22,7 @@ def test_a_redis_that_is_nearly_full_slows_those_down_that_fill_it(nodes_of: Cal
     worker.settle()
     assert 0.0 == worker.worker.metrics.gauges().store_fill
     with node.redis.client() as redis:
-        redis.config_set("maxmemory", int(redis.info("memory")["used_memory"] / 0.95))
+        redis.config_set("maxmemory", int(redis.info("memory")["used_memory"] / 0.92))
         worker.advance(30.0)
         assert 0.85 < worker.worker.metrics.gauges().store_fill < 1.0
         assert "redis" == worker.overload_monitor.level.cause

@@ -33,8 +33,12 @@ def test_a_stored_session_is_listed_with_what_redis_has_of_it(node: Durable) -> 
     node.publish(b"a/b", b"1", b"22")
 
     node.kill(away=5.0)
-    (one,) = Operator(node.worker).ask("sessions", {"position": 0, "match": "client", "away": True})["sessions"]
+    first = Operator(node.worker).ask("sessions", {"position": 0, "match": "client", "away": True})
+    assert [] == first["sessions"]
+    second = Operator(node.worker).ask("sessions", {"position": first["next"], "match": "client", "away": True})
+    (one,) = second["sessions"]
 
+    assert None is second["next"]
     assert (True, 2, 9, 1) == (one["durable"], one["waiting"], one["waiting_bytes"], one["subscriptions"])
     assert 5.0 <= one["seconds"] < 7.0
     assert one["expiry"] == pytest.approx(one["expires_in"] + one["seconds"], abs=0.2)

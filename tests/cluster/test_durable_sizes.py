@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from broker.mqtt.packets import PUBACK, Ack, Subscribe, Wanted
+from broker.protocol.cold_sessions import COOL_AFTER
 from broker.worker_id import WorkerId
 from tests.cluster.durable_node import Durable
 from tests.cluster.test_durable import payloads
@@ -23,10 +24,11 @@ StartRedis = Callable[..., RunningRedis]
 SESSIONS = 400
 DEEP = 300  # messages
 # Interpreted; less if compiled. With two filters, one of them with a wildcard, which take 1 000 of them:
-ADOPTED = 2_600
+ADOPTED = 250  # in Redis alone
 LEFT = 4_000  # and what the worker has of its claim, and of the cost of its client
 IDLE = 6_000  # and its connection
 SERVED = 11_000  # and a queue, as it has got a message
+COLD = 1_800  # the latter alone, some seconds later: it is kept for a bounded number of clients
 
 
 @pytest.fixture
@@ -121,6 +123,22 @@ def test_a_session_whose_client_has_left_is_small_in_its_worker(node: Durable) -
     grown = growth(lambda: visits(SESSIONS // 4, "device")) / (SESSIONS // 4)
 
     assert grown <= LEFT, grown
+
+
+@pytest.mark.no_cover
+@pytest.mark.usefixtures("traced")
+def test_a_session_whose_client_has_been_away_for_some_time_is_smaller(node: Durable) -> None:
+    """Clients that are away for days would fill the memory of the worker."""
+
+    def visits(count: int, prefix: str) -> None:
+        for number in range(count):
+            visit(node, f"{prefix}-{number:08}")
+        node.worker.advance(COOL_AFTER + 1.0)
+
+    visits(3, "warm")
+    grown = growth(lambda: visits(SESSIONS // 4, "device")) / (SESSIONS // 4)
+
+    assert grown <= COLD, grown
 
 
 def visit(node: Durable, client_id: str) -> None:

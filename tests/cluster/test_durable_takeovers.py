@@ -26,7 +26,7 @@ from broker.net.dialling import RedisHandler
 from broker.net.pauses import Pause
 from broker.net.stream import Stream
 from broker.reasons import CloseReason
-from broker.store.durable.parts import READY
+from broker.store.durable.places import READY
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.record import SessionRecord
 from broker.store.durable.store import DurableStore
@@ -567,6 +567,7 @@ def test_a_session_is_taken_from_the_worker_that_has_adopted_it_and_does_not_ans
     publish(node[0], b"1")
     node.kill(node[0])
     follower = node.start(0)
+    node.advance(1.0)
     follower.stopped = True  # it has adopted the session, of which Redis says that a dead worker owns it
     client = coming(node[0])
     assert [] == client.receive()

@@ -12,7 +12,7 @@ from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL, USE
 from broker.protocol.gap_notices import STORE_PAUSE
 from broker.reasons import DropReason
 from broker.session.gap import unpack
-from broker.store.durable.record import GAP
+from broker.store.durable.stored_session import GAP
 from tests.cluster.talk import subscribed
 from tests.innode import Node
 from tests.inprocess import Broker, Client

@@ -19,6 +19,9 @@ def damage(node: Durable) -> None:
         (key,) = asked.keys("*}:session:*:record")
         asked.hset(key, "", "no head")
     node.kill()
+    for client_id in ("queue", "record", "sound"):
+        node.worker.session(client_id)  # it is read
+    node.worker.settle()
 
 
 def test_each_session_that_cannot_be_read_is_named_with_what_is_left(node: Durable) -> None:

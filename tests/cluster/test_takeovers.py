@@ -248,7 +248,7 @@ def test_a_session_that_has_moved_expires_when_it_would_have(start_node: StartNo
     arrive(node[1]).drop()
     node.advance(99)
     assert [1] == sessions(node)
-    node.advance(2)
+    node.advance(3)  # rounded up to a second, if it is in Redis alone
     assert [] == sessions(node)
 
 

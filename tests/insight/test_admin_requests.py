@@ -5,7 +5,8 @@ from typing import Any, cast
 import pytest
 
 from broker.insight.admin_requests import PAGE, AdminRequests
-from broker.insight.pending_answers import RequestRefused
+from broker.insight.pending_answers import PendingAnswers, RequestRefused
+from broker.insight.warm_first import WarmFirst
 from broker.mqtt.packets import V5, V311, Disconnect, Properties, Publish, Subscribe, Wanted, Will
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from tests.inprocess import Broker
@@ -26,6 +27,7 @@ def requests_of(broker: Broker) -> AdminRequests:
         broker.overload_monitor.inject,
         broker.clock,
         {},
+        WarmFirst(broker.worker.protocol.cold, broker.worker.protocol.store, PendingAnswers(broker.clock)),
     )
 
 

@@ -15,6 +15,10 @@
 #    it learns what was taken from it when it goes on.
 # 3. If an answer was lost, the server may have renamed what nobody has read: then it looks through its own index.
 #
+# Sessions of which the index says enough (index.py) may stay unread, with the keys of their former owner: a worker
+# serves as soon as it knows what they wait for. Afterwards they get the keys of this worker at a pace, so that former
+# owners can be removed. Until then each is read where it is (cold_reads.py).
+#
 # What a former owner has written for sessions that had been taken from it is in none of its indexes (SET_INDEX). Its
 # fence tells which sessions these are, and that goes before the former owner is removed.
 #
@@ -28,9 +32,11 @@ from broker.reasons import StoreFailure
 from broker.store.durable.dropped_queues import DroppedQueues, is_dropped
 from broker.store.durable.group_commit import PAUSE
 from broker.store.durable.group_queue import is_session
+from broker.store.durable.index import READ as UNKNOWN
 from broker.store.durable.pack import decode_pack
 from broker.store.durable.queue_state import QueueState
-from broker.store.durable.record import SessionRecord, StoredSession, read_record
+from broker.store.durable.record import SessionRecord
+from broker.store.durable.stored_session import StoredSession, read_record
 from broker.store.durable.tokens import TakenNumbers
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import FENCED_FOR, SLICES, Keys
@@ -43,6 +49,8 @@ ADOPTED: Final = 128  # sessions whose keys are renamed in one call: less than a
 RECORDS: Final = 1 << 20  # bytes of records that it returns then, and the last one
 READ: Final = 64  # sessions that are read in one call: the ends of their queues may have 128 KiB each
 SCANNED: Final = 500  # of the index in one call, about
+PACE: Final = 0.05  # seconds before each call for sessions that are kept unread: some 2 000 a second
+UNREAD: Final = -1  # bytes of records that are returned of those
 FENCED: Final = 300  # sessions of the fence in one call, each with three keys
 
 FIRST_CURSOR: Final = b"0"  # also what follows the last page
@@ -69,6 +77,14 @@ class SessionOwner(Protocol):
 
     def has(self, client_id: str) -> bool:
         """Whether the session of *client_id* is here already: then it is not read."""
+        ...
+
+    def keep_cold(self, client: bytes, value: bytes, incarnation: bytes) -> bool:
+        """Whether the session of *client* stays unread: *value*, from the index of *incarnation*, says enough of it."""
+        ...
+
+    def renamed(self, clients: list[bytes]) -> None:
+        """The sessions of *clients*, which were kept unread, have the incarnation of this worker now, or none."""
         ...
 
     def adopt(self, session: AdoptedSession, now: float) -> None:
@@ -162,6 +178,10 @@ class Adoption:
         self._lost = False  # an answer was
         self._failed = False  # a command has, since this index was begun
         self._reading: list[bytes] = []  # those of the page under way
+        self._has_cold = False  # the former owner has sessions that stay unread
+        self._cold_owners: list[bytes] = []  # former owners that have some
+        self._to_rename: list[bytes] = []  # client ids of such sessions, in the next call
+        self._renaming: list[bytes] = []  # and in the call under way
         self._command: _Step | None = None  # under way
         self._then: Callable[[object, float], None] = self._joined
         self._again_at = 0.0
@@ -180,8 +200,16 @@ class Adoption:
         if now < self._again_at:
             return self._again_at
         self._again_at = 0.0
-        self._send(command.words, self._then, now, command.replies)
+        self._submit(command.words, command.replies, now)
         return float("inf")
+
+    def finished(self) -> bool:
+        """Whether no session has the keys of a former owner any more."""
+        return self.done and self._command is None
+
+    def renames(self, client: bytes) -> bool:
+        """Whether the keys of the session of *client*, which is kept unread, are being renamed now."""
+        return client in self._renaming
 
     def failed(self, failure: StoreFailure, now: float) -> None:
         self._script.failed(failure, now)
@@ -218,10 +246,12 @@ class Adoption:
         """
         self._slice = 0
         self._cursor = FIRST_CURSOR
-        self._failed = False
+        self._failed = self._has_cold = False
         if self._former:
             number = self._keys.commit_number(self._former[-1])
             self._send(packed("EXPIRE", number, FENCED_FOR), self._ended_former, now)
+        elif self.done:
+            pass  # no session has the keys of a former owner any more
         elif self._lost:
             self._scanning = True
             self._scan(now)
@@ -242,11 +272,23 @@ class Adoption:
         self._cursor, entries = cast(list[Any], reply)
         found = dict(zip(entries[::2], entries[1::2], strict=True))  # a scan may repeat some
         if self._scanning:
-            self._unread = [each for each in found if not self._is_dropped(each) and not owner.has(client_id_of(each))]
+            new = [each for each in found if not self._is_dropped(each) and not owner.has(client_id_of(each))]
+            self._unread = [each for each in new if not self._stays_unread(each, found[each], self._me)]
             self._read_page(now)
-        else:
+        elif self.done:
             self._unadopted = list(found)
             self._adopt_page(now)
+        else:
+            former = self._former[-1]
+            self._unadopted = [each for each, value in found.items() if not self._stays_unread(each, value, former)]
+            self._has_cold = self._has_cold or len(self._unadopted) < len(found)
+            self._adopt_page(now)
+
+    def _stays_unread(self, client: bytes, value: bytes, incarnation: bytes) -> bool:
+        """Whether nobody has to read the session of *client* now, of which the index of *incarnation* has *value*."""
+        owner = self._owner
+        assert owner is not None
+        return value != UNKNOWN and owner.keep_cold(client, value, incarnation)
 
     def _adopt_page(self, now: float) -> None:
         clients, self._unadopted = self._unadopted[:ADOPTED], self._unadopted[ADOPTED:]
@@ -256,7 +298,10 @@ class Adoption:
         former = self._keys.sessions(self._slice, self._former[-1])
         ours = self._keys.sessions(self._slice, self._me)
         words: list[str | bytes | int] = ["adopt", former.records, former.queues, former.released]
-        words += [ours.records, ours.queues, ours.released, b"%.6f" % self._wall(), RECORDS, FENCED_FOR]
+        most = UNREAD if self.done else RECORDS
+        words += [ours.records, ours.queues, ours.released, b"%.6f" % self._wall(), most, FENCED_FOR]
+        if self.done:
+            self._to_rename = clients
         keys = [former.index, ours.index, self._keys.fence(self._former[-1])]
         self._send(self._script.call(keys, [*words, *clients]), self._adopted, now)
 
@@ -268,8 +313,11 @@ class Adoption:
             if isinstance(answer, list):
                 client, fields = answer
                 self._restore(owner, client, [fields, None, None, 0, []], now, wall)
-            elif not self._is_dropped(answer):
+            elif not (self._is_dropped(answer) or (self.done and owner.has(client_id_of(answer)))):
                 self._unread.append(answer)
+        if self._renaming:
+            renamed, self._renaming = self._renaming, []
+            owner.renamed(renamed)
         self._read_page(now)
 
     def _page_is_read(self, now: float) -> None:
@@ -283,6 +331,9 @@ class Adoption:
             self._scan(now)
         elif self._scanning:
             self._all_read(now)
+        elif self._has_cold:
+            self._cold_owners.append(self._former.pop())
+            self._follow_next(now)
         else:
             self._fenced = 0
             self._read_fence(now)
@@ -335,8 +386,11 @@ class Adoption:
 
     def _all_read(self, now: float) -> None:
         self.done = True
+        self._scanning = False
         assert self._owner is not None
         self._owner.adopted(now)
+        self._former = self._cold_owners
+        self._follow_next(now)
 
     def _read(self, reply: object, now: float) -> None:
         owner = self._owner
@@ -361,8 +415,20 @@ class Adoption:
         owner.adopt(AdoptedSession(client_id, stored, record), now)
 
     def _send(self, words: bytes, then: Callable[[object, float], None], now: float, replies: int = 1) -> None:
-        """Send *words*, which the server answers by so many *replies*; *then* gets the last one."""
+        """Send *words*, which the server answers by so many *replies*; *then* gets the last one.
+
+        Once all sessions are adopted there is time: they are sent later.
+        """
         self._then = then
+        if self.done:
+            self._command = _Step(self, words, replies)
+            self._again_at = now + PACE
+        else:
+            self._submit(words, replies, now)
+
+    def _submit(self, words: bytes, replies: int, now: float) -> None:
+        if self._to_rename:
+            self._renaming, self._to_rename = self._to_rename, []
         self._command = _Step(self, words, replies)
         self._commands.submit(self._command, now)
 

@@ -25,10 +25,8 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.reasons import DropReason
-from broker.session.expiry import NEVER_DUE, ExpirySchedule
+from broker.session.expiry import NEVER_DUE
 from broker.session.message import NEVER, Message
-from broker.session.queue import UNLIMITED, Holder, MessageBudget, MessageQueue
-from broker.store.durable.marks import PubrecMarks
 from broker.store.durable.pack import (
     PACK,
     PACK_BYTES,
@@ -40,62 +38,17 @@ from broker.store.durable.pack import (
     encode_pack,
     packet_id_of,
 )
-from broker.store.durable.queue_state import QueueState, encode_state
-from broker.store.durable.shared_bodies import RECEIVERS, SharedBodies, WidePack
-from broker.store.durable.stored_list import StoredList
+from broker.store.durable.places import NONE_READY, READY, QueuePlaces
+from broker.store.durable.shared_bodies import RECEIVERS, WidePack
 from broker.store.durable.sweep import PAUSE_PER_PAGE, Sweep, rest_of
-from broker.store.durable.tokens import TakenNumbers, is_will, token_of
+from broker.store.durable.tokens import is_will
 
-READY: Final = 128  # messages of a page, about, and READY_BYTES: what a client gets first, and a slow one always
 READY_BYTES: Final = 64 * 1024
-NONE_READY: Final[deque[StoredMessage]] = deque()  # of all queues in which none is: never changed
 MOST_READY: Final = 8 * READY  # and of a quick one, as a read takes as long as 100 messages
 
 
-class QueueParts(MessageQueue):
-    """A base class, as the port is one: DurableQueue says what is done with the parts."""
-
-    def __init__(self, budget: MessageBudget, expiry: ExpirySchedule, bodies: SharedBodies) -> None:
-        """*expiry*: its times are Unix time, as a message that is stored outlives the clock of a worker."""
-        super().__init__(True)
-        self.waiting_bytes = 0  # of messages that wait, wherever they are
-        self.exact = True  # `count` and `waiting_bytes` are not more than there are
-        self.damaged = ""  # why its session cannot be read or written: what is stored is kept aside when it ends
-        self.ended = False
-        self.stored = StoredList()
-        self._budget = budget
-        self._expiry = expiry
-        self._bodies = bodies
-        self._holder: Holder | None = None
-        self._last = 0  # the position of the message that came last
-        self._ready_to = 0  # that of the last message that is or was ready
-        self._sent_to = 0  # that of the last message that was sent
-        self._due_to = 0  # that of the last message that is to be written with the next transaction
-        self._restored_to = 0  # messages up to here may have been sent before, over another connection
-        self._new: dict[int, Message] = {}  # by position
-        self._writing: dict[int, Message] = {}  # in the transaction under way
-        self._under_way = False  # this queue has a part of the transaction
-        self._removing = False  # removals of this queue are under way
-        self._most = UNLIMITED  # messages that may wait
-        self._most_bytes = UNLIMITED
-        self._ready: deque[StoredMessage] = NONE_READY
-        self._done_unread: dict[int, None] = {}  # messages that are done, in packs that are unread again
-        self._marks = PubrecMarks()
-        self._keep: Callable[[Message], bool] | None = None  # what may be delivered of what is unread
-        self._reading = False
-        self._page = READY  # messages of the next page that is read
-        self._starved = False  # the client could have taken more before the last page was there
-        self._resting = True  # the client is not connected
-        self._unloading = False  # what is stored is to leave the memory, once all is stored
-        self._given = False  # another worker has it
-        self.gives_stored = False  # another worker is to have it with what is stored, as Redis is full
-        self._taken: TakenNumbers | None = None  # until there are some
-        self._sweep: Sweep | None = None  # under way
-        self._overdue = False  # something has ended in a pack that is read
-        self.purging = False  # what is unread stays as it is, but for queue_purge.py
-        self.of_member = False  # of a shared subscription, now or before
-        self.leaves = False  # the session has ended, and the messages are to return to their groups: returned.py
-        self.sent_bytes = 0  # of messages that were in flight then
+class QueueParts(QueuePlaces):
+    """A base class, too: DurableQueue says what is done with the parts."""
 
     def _write_soon(self) -> None:
         """Have what is to be written written with the next transaction."""
@@ -108,66 +61,6 @@ class QueueParts(MessageQueue):
     def _read_page(self) -> None:
         """Have a page of what is unread read."""
         raise NotImplementedError
-
-    def waiting_in_memory(self) -> tuple[list[StoredMessage], list[StoredMessage]]:
-        """The messages that wait in memory, in order: those ahead of the packs that are unread, and those behind."""
-        behind = [StoredMessage(each, message) for each, message in self._new.items() if each > self._ready_to]
-        return list(self._ready), behind
-
-    def unstored(self) -> list[StoredMessage]:
-        """The messages that wait behind those that are unread: they are not stored yet."""
-        writing = [StoredMessage(each, message) for each, message in self._writing.items() if each > self._ready_to]
-        _, behind = self.waiting_in_memory()
-        return writing + behind
-
-    def newest(self) -> int:
-        """The position of the message that came last."""
-        return self._last
-
-    def ready_to(self) -> int:
-        """The position of the last message that is or was ready: what is unread begins behind it."""
-        return self._ready_to
-
-    def sent_to(self) -> int:
-        """The position of the last message that this worker has sent, or knows of."""
-        return self._sent_to
-
-    def given_state(self) -> bytes:
-        """What the next owner cannot read in Redis; see `encode_state()`."""
-        if not self.gives_stored:
-            return encode_state(self._state(), [])
-        again = [] if self._taken is None else self._taken.again()
-        tokens = [token_of(message) for message in [*self._new.values(), *self._writing.values()]]
-        return encode_state(None, again + [token for token in tokens if token])
-
-    def _state(self) -> QueueState:
-        sent_to, completed = max(self._restored_to, self._sent_to), sorted(self._marks.completed_unread)
-        return QueueState(sent_to, self.count, self.waiting_bytes, self.exact, sorted(self._done_unread), completed)
-
-    def released_ids(self) -> list[int]:
-        """The packet ids whose PUBREL is to be sent again, in order."""
-        return [packet_id_of(position) for position in sorted(self._marks.stored)]
-
-    def was_sent(self, position: int) -> bool:
-        """Whether the message at *position* may have been sent, over this connection or one before."""
-        return position <= max(self._sent_to, self._restored_to)
-
-    def waits(self, stored: StoredMessage) -> bool:
-        """Whether a message that is in a pack will be sent when its turn comes."""
-        return not self.is_done(stored.position) and (self._keep is None or self._keep(stored.message))
-
-    def at_rest(self) -> bool:
-        """Whether no page is being read, and no pack that is unread is about to be written."""
-        return not self._reading and not self.stored.changing
-
-    def unloads(self) -> bool:
-        """Whether what is stored is to leave the memory, and has not: the client is not connected any more."""
-        return self._unloading
-
-    def is_done(self, position: int) -> bool:
-        """Whether the message at *position*, which is unread, is done, or was sent and PUBREC has come for it."""
-        marks = self._marks
-        return position in self._done_unread or position in marks.stored or position in marks.completed_unread
 
     def drop(
         self, packs: list[Pack], index: int, keep: Callable[[StoredMessage], bool], now: float, wall: float

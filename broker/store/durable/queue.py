@@ -30,7 +30,8 @@ from broker.store.durable.dropped_queues import dropping, name_of
 from broker.store.durable.group_commit import WIDE, GroupCommit
 from broker.store.durable.marks import PubrecMarks
 from broker.store.durable.pack import DamagedPack, Pack, decode_pack, packet_id_of, position_of
-from broker.store.durable.parts import NONE_READY, READY, QueueParts
+from broker.store.durable.parts import QueueParts
+from broker.store.durable.places import NONE_READY, READY
 from broker.store.durable.queue_state import QueueState
 from broker.store.durable.removals import Words
 from broker.store.durable.stored_list import StoredList
@@ -88,7 +89,6 @@ class DurableQueue(QueueParts, Writer):
         self._early: list[Message] | None = None  # what comes before it is known what is stored
         self._give: Callable[[], None] | None = None  # to be called when all is stored
         self.left = False  # another worker has it, or will when what is under way is carried out
-        self._late = False  # see TakenNumbers
         self._dropped_as = b""  # the name that the list gets when the session ends, if it has to be taken apart
 
     def _write_soon(self) -> None:

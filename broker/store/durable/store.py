@@ -21,6 +21,7 @@ from broker.store.durable.adoption import (
     restore,
     set_aside,
 )
+from broker.store.durable.cold_reads import ColdReads
 from broker.store.durable.dropped_queues import DroppedQueues
 from broker.store.durable.group_commit import PAUSE, GroupCommit
 from broker.store.durable.group_queue import GroupQueue, is_group
@@ -28,11 +29,12 @@ from broker.store.durable.pack import Pack
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.queue_state import decode_state
 from broker.store.durable.recent_bodies import RecentBodies
-from broker.store.durable.record import DamagedRecord, SessionRecord, StoredSession, read_subscriptions
+from broker.store.durable.record import SessionRecord
 from broker.store.durable.removals import GIVE, SESSIONS, Words
 from broker.store.durable.retained import RetainedStore
 from broker.store.durable.retained_load import RetainedLoad
 from broker.store.durable.shared_bodies import ReadBodies
+from broker.store.durable.stored_session import DamagedRecord, StoredSession, read_subscriptions
 from broker.store.durable.sweeper import Sweeper
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import READY, packed
@@ -85,6 +87,7 @@ class DurableStore(OnReady):
         self._keys = keys
         self._me = worker.incarnation_text.encode()
         self._slices = [keys.sessions(number, self._me) for number in range(SLICES)]
+        self.cold_reads = ColdReads(self, self._script, keys, self._me, self._slices)
         self._budget = budget
         self._wall = wall
         self.expiry = ExpirySchedule(ttl)

@@ -269,6 +269,10 @@ class TakenNumbers:
                 return True
         return False
 
+    def nothing_late(self) -> None:
+        """Numbers come in order, as all that were on their way to another worker have come."""
+        self._late = False
+
     def _forget_oldest(self) -> None:
         while len(self._wills) > ORIGINS:
             oldest = next(iter(self._wills))

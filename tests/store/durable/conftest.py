@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.store.durable.parts import NONE_READY
+from broker.store.durable.places import NONE_READY
 from broker.store.durable.stored_list import NOTHING_READ
 
 

@@ -138,6 +138,12 @@ class OneSession:
         self.record = record
         self.client = receiver_of(record, "client", self._budget, self._most)
 
+    def keep_cold(self, client: bytes, value: bytes, incarnation: bytes) -> bool:
+        return False
+
+    def renamed(self, clients: list[bytes]) -> None:
+        raise AssertionError(clients)
+
     def damaged(self, client_id: str, why: str, here: bool, now: float) -> None:
         self.damage[client_id] = why
 

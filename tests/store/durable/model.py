@@ -16,10 +16,10 @@ from broker.store.durable.adoption import JOIN
 from broker.store.durable.dropped_queues import is_dropped
 from broker.store.durable.group_commit import LOOK
 from broker.store.durable.index import SET_INDEX
-from broker.store.durable.record import LEFT
 from broker.store.durable.removals import FULL, INDEX
 from broker.store.durable.replication import MARK
 from broker.store.durable.shared_bodies import COUNT, READ, REDUCE
+from broker.store.durable.stored_session import LEFT
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import RedisConnection
 

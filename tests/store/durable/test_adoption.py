@@ -8,8 +8,8 @@ import pytest
 from broker.store.durable.adoption import RECORDS
 from broker.store.durable.dropped_queues import name_of
 from broker.store.durable.index import index_value
-from broker.store.durable.record import FORM, HEAD, LEFT
 from broker.store.durable.removals import SESSIONS
+from broker.store.durable.stored_session import FORM, HEAD, LEFT
 from broker.store.redis.keys import FENCED_FOR
 from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis

@@ -10,7 +10,7 @@ from broker.session.subscription import Subscription
 from broker.session.will import Will
 from broker.store.durable.group_commit import PAUSE
 from broker.store.durable.queue_state import encode_state
-from broker.store.durable.record import HEAD, LEFT
+from broker.store.durable.stored_session import HEAD, LEFT
 from broker.store.durable.tokens import ORIGIN
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.pipeline import CommandPipeline

@@ -6,7 +6,7 @@ from broker.routing.interest import interest_of
 from broker.session.subscription import Subscription
 from broker.session.will import Will
 from broker.store.durable.index import MOST_INTEREST, NEVER, READ, deadline_of, index_value
-from broker.store.durable.record import LEFT, read_record
+from broker.store.durable.stored_session import LEFT, read_record
 from tests.store.durable.durable_worker import EXPIRY, KEYS, WALL, DurableWorker, incarnation
 from tests.store.durable.model import ModelRedis
 

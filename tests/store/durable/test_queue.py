@@ -8,7 +8,8 @@ from broker.session.queue import INFLIGHT
 from broker.store.durable.commit_delays import LONGEST_HOLD
 from broker.store.durable.group_commit import PATIENCE, PAUSE
 from broker.store.durable.pack import PACK, PACKET_IDS, PLAIN, DamagedPack, decode_pack
-from broker.store.durable.parts import MOST_READY, READY
+from broker.store.durable.parts import MOST_READY
+from broker.store.durable.places import READY
 from broker.store.durable.store import MESSAGE_UNITS, PAGES
 from tests.session.receiver import message
 from tests.store.durable.durable_worker import HOLD, KEYS, WALL, DurableWorker, answered, incarnation

@@ -9,9 +9,9 @@ from broker.reasons import DropReason, StoreFailure
 from broker.session.message import NEVER, Message
 from broker.session.queue import MessageBudget
 from broker.store.durable.adoption import ADOPTED, AdoptedSession
-from broker.store.durable.record import FORM
 from broker.store.durable.removals import SESSIONS
 from broker.store.durable.shared_bodies import RECEIVERS, REDUCE
+from broker.store.durable.stored_session import FORM
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import DURABLE_FORMAT, FENCED_FOR
 from broker.store.redis.pipeline import CallbackCommand, CommandPipeline
@@ -385,6 +385,12 @@ class ManySessions:
 
     def adopted(self, now: float) -> None:
         self.ready = True
+
+    def keep_cold(self, client: bytes, value: bytes, incarnation: bytes) -> bool:
+        return False
+
+    def renamed(self, clients: list[bytes]) -> None:
+        raise AssertionError(clients)
 
     def damaged(self, client_id: str, why: str, here: bool, now: float) -> None:
         raise AssertionError(why)

@@ -8,7 +8,7 @@ from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.adoption import FENCED
 from broker.store.durable.group_commit import FORGOTTEN
-from broker.store.durable.record import DamagedRecord, read_record
+from broker.store.durable.stored_session import DamagedRecord, read_record
 from broker.store.redis.keys import FENCED_FOR
 from tests.session.receiver import PLENTY, message
 from tests.store.durable.durable_worker import CLIENT, EXPIRY, HOLD, KEYS, WALL, DurableWorker, answered, incarnation

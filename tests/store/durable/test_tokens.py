@@ -270,6 +270,14 @@ def test_a_queue_remembers_few_gaps_of_an_origin() -> None:
     assert [False, True, True] == [taken.take(token_of(number)) for number in (65, 75, 85)]
 
 
+def test_a_queue_that_knows_that_nothing_comes_late_opens_no_gap() -> None:
+    """A publish that is sent again would be taken twice."""
+    taken = TakenNumbers({bytes(ORIGIN): (3).to_bytes(8, "big")}, True, [])
+    taken.nothing_late()
+    assert taken.take(token_of(6))
+    assert not taken.take(token_of(5))
+
+
 @pytest.mark.parametrize("late", [True, False])
 def test_a_queue_takes_once_what_was_not_stored_where_it_was_before(late: bool) -> None:
     """A publish would be lost, as greater numbers came again before, or be stored twice when it is sent once more.

@@ -4,7 +4,7 @@
 # `hostile` beside clients that mean harm, `crowd` while many clients connect, `node` with two workers and with one,
 # `flush` with adaptive flushing and with a send at the end of each tick, `protection` with overload protection and
 # without it, `versus` this build beside another one, `durable` beside Mosquitto with sessions in its memory,
-# `durable-sizes` what durable sessions take while nothing happens, and how soon a node serves that has many, and
+# `durable-sizes` what durable sessions take while nothing happens, `restart` how soon a node serves that has many, and
 # `takeover` how soon a client has its durable session at another worker, or after the death of its worker.
 import argparse
 import json
@@ -22,6 +22,7 @@ from tests.tools.bench import (
     hostile,
     node,
     protection,
+    restart,
     scale,
     speed,
     takeover,
@@ -41,7 +42,7 @@ ROADS: Final = ("transports", "hostile")  # what may go over others than TCP
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.tools.bench", description="Measure Weir beside Mosquitto.")
     benches = ["speed", "transports", "connects", "crowd", "storm", "fanout", "hostile", "node", "flush", "protection"]
-    benches += ["versus", "durable", "durable-sizes", "takeover"]
+    benches += ["versus", "durable", "durable-sizes", "restart", "takeover"]
     parser.add_argument("what", nargs="?", default="speed", choices=benches)
     parser.add_argument("--quick", action="store_true", help="one tiny run of each: shows that it works, not how fast")
     parser.add_argument("--runs", type=int, default=5, help="of each broker; the median counts (default 5)")
@@ -58,7 +59,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single result there")
     parser.add_argument("--clients", type=int, default=9000, help="idle, or subscribed to the fan-out (default 9000)")
     parser.add_argument("--connects", type=int, default=10_000, help="connects in each run (default 10000)")
-    parser.add_argument("--sessions", type=int, default=100_000, help="of `durable-sizes` (default 100000)")
+    parser.add_argument(
+        "--sessions", type=int, default=100_000, help="of `durable-sizes` and `restart` (default 100000)"
+    )
     parser.add_argument("--takeovers", type=int, default=200, help="of `takeover`, of each kind (default 200)")
     parser.add_argument("--kills", type=int, default=takeover.KILLS, help="of `takeover` (default 10)")
     parser.add_argument("--attackers", metavar="NAME,...", help=f"of `hostile`, of: {', '.join(ATTACKS)}")
@@ -140,6 +143,8 @@ def main() -> None:
                 table, results = durable.measure(bench, names, arguments.runs, arguments.quick)
             elif arguments.what == "durable-sizes":
                 table, results = durable_sizes.measure(bench, arguments.sessions)
+            elif arguments.what == "restart":
+                table, results = restart.measure(bench, arguments.sessions)
             elif arguments.what == "takeover":
                 table, results = takeover.measure(bench, arguments.takeovers, arguments.kills)
             elif arguments.what == "flush":

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import redis
 
 from broker.mqtt.packets import V311
+from broker.protocol.cold_sessions import COOL_AFTER
 from broker.store.redis.address import RedisAddress
 from supervisor.redis_server import BINARY, PACKAGE, packaged
 from tests.system.processes import BrokerProcess
@@ -36,6 +37,7 @@ RECEIVERS: Final = 1_000  # absent subscribers of one publish
 FURTHER: Final = 20  # publishes to them
 COMERS: Final = 5_000  # clients that come one by one, subscribe and leave
 HERE: Final = 2_000  # clients that are connected at once
+COOLED: Final = COOL_AFTER + 5.0  # seconds until sessions whose clients have left are in Redis alone
 PLACE: Final = 24  # bytes of a key in a table of Valkey's, at most: 7 share 64 bytes, in a table that is half full
 RESTART: Final = 1_000_000  # sessions that the goals of a restart are for
 
@@ -132,11 +134,14 @@ def _redis(address: RedisAddress, node: str, sessions: int, found: dict[Goal, fl
 
 
 def _absent(weir: BrokerProcess, clients: int, found: dict[Goal, float]) -> None:
-    """Clients that come one by one, subscribe and leave."""
-    _visit(weir, "warm", 0)
+    """Clients that come one by one, subscribe and leave. As many have come before them, and left the memory."""
+    for each in range(clients):
+        _visit(weir, "before", each)
+    time.sleep(COOLED)
     before = _resident(weir)
     for each in range(clients):
         _visit(weir, "away", each)
+    time.sleep(COOLED)
     found[ABSENT] = (_resident(weir) - before) / clients
 
 

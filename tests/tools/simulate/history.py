@@ -23,6 +23,7 @@ WEIGHTS: Final = {
     "kill": 2,
     "stop": 2,
     "wake": 3,
+    "cool": 4,
     "lose power": 1,
 }
 FEWEST: Final = 10  # steps

@@ -24,7 +24,8 @@ from broker.session.subscription import Subscription
 from broker.store.durable.adoption import AdoptedSession
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.group_queue import is_pending_will
-from broker.store.durable.index import index_value
+from broker.store.durable.index import READ, index_value
+from broker.store.durable.record import SessionRecord
 from broker.store.durable.shared_bodies import SharedBodies
 from broker.store.durable.store import DurableStore
 from broker.store.durable.store_gate import StoreGate
@@ -98,6 +99,7 @@ class SimWorker:
         self.stopped = False
         self.dead = False
         self.sessions: dict[str, Session] = {}
+        self.cold: dict[bytes, bytes] = {}  # those that are to be read, by client id: of which former owner, or b""
         self.leaving: dict[str, Session] = {}  # those that are moved to other workers
         self.coming: dict[str, Session] = {}  # those that are moved to this worker
         self.links: list[Link] = []
@@ -109,6 +111,11 @@ class SimWorker:
         self.budget = MessageBudget(PLENTY)
         self.wire = ModelRedis(world.server)
         self._world = world
+        self._all_known = False  # all sessions are that it is to adopt
+        self._reading: set[bytes] = set()  # of those that are cold
+        self._held: dict[bytes, list[Message]] = {}  # messages for them, in their order
+        self._unsent: set[bytes] = set()  # of those, the ones of which nothing that waits was sent
+        self._late: set[bytes] = set()  # and those for which something may come late
         self._links_of: dict[Outbox, Link] = {}
         self._limits = SessionLimits(
             inflight=65535, pending=9, queue=world.most, queue_bytes=PLENTY, budget=self.budget
@@ -155,12 +162,15 @@ class SimWorker:
                 self._take(lane.take())
 
     def tick(self) -> None:
+        self._warm()
         due = self.wills.tick() if self.ready else float("inf")
         self.due = min(due, self.store.tick(self._world.now))
 
     def idle(self) -> bool:
         """Whether it has nothing to do."""
         if self.confirmed or any(lane.items for lane in self.lanes.values()) or not self.ready:
+            return False
+        if self.cold or not self.store.adoption.finished():
             return False
         return self.store.commit.idle() and not self.store.waits() and not self.wire.busy() and self.wills.idle()
 
@@ -377,6 +387,9 @@ class SimWorker:
             session = self.sessions.get(client) or self.leaving.get(client) or self.coming.get(client)
             if session is not None:
                 _offer(session, message, self._world.now)
+            elif client.encode() in self.cold:
+                message.hold()
+                self._held.setdefault(client.encode(), []).append(message)
         found = message.completion
         if not certain or found is None or not found.pending:
             item.source.confirmed.append((item, certain))
@@ -464,7 +477,8 @@ class SimWorker:
     # What the store tells.
 
     def has(self, client_id: str) -> bool:
-        return client_id in self.sessions or self.wills.has(client_id.encode())
+        client = client_id.encode()
+        return client_id in self.sessions or client in self.cold or self.wills.has(client)
 
     def adopt(self, session: AdoptedSession, now: float) -> None:
         if is_pending_will(session.client_id.encode()):
@@ -472,9 +486,65 @@ class SimWorker:
         else:
             self.restore(session)
 
+    def keep_cold(self, client: bytes, value: bytes, incarnation: bytes) -> bool:
+        """In some worlds sessions stay unread until all are known. Then each is read where it is, before they serve."""
+        if self._world.cold:
+            self.cold[client] = b"" if incarnation == self.incarnation else incarnation
+        return self._world.cold
+
+    def renamed(self, clients: list[bytes]) -> None:
+        for client in clients:
+            if client in self.cold:
+                self.cold[client] = b""
+
     def adopted(self, now: float) -> None:
-        self.ready = True
-        self._world.adopted(self)
+        self._all_known = True
+
+    def _warm(self) -> None:
+        """Read the next session that is cold; serve once all are here that were adopted."""
+        adoption, now = self.store.adoption, self._world.now
+        for client, former in self.cold.items():
+            if client not in self._reading and not adoption.renames(client):
+                self._reading.add(client)
+                unsent, late = client in self._unsent, client in self._late
+                self.store.cold_reads.load(client, former, unsent, late, partial(self._read, client), now)
+                break
+        if self._all_known and not self.cold and not self.ready:
+            self.ready = True
+            self._world.adopted(self)
+
+    def _read(self, client: bytes, outcome: int, found: AdoptedSession | None, now: float) -> None:
+        del self.cold[client]
+        self._reading.discard(client)
+        self._unsent.discard(client)
+        self._late.discard(client)
+        session = None if found is None else self.restore(found)
+        for message in self._held.pop(client, []):
+            if session is not None:
+                _offer(session, message, now)
+                message.settle(now)
+            elif message.completion is not None and message.completion.queue is not None:
+                message.completion.queue.abandoned(now)
+        self._world.warmed(self, client.decode(), session)
+
+    def cool(self, session: Session) -> bool:
+        """Forget all of *session* that is stored, and have it read again; false if that may not be."""
+        record, client = session.storage, session.client_id.encode()
+        assert isinstance(record, SessionRecord)
+        if session.outbox is not None or session.inflight() or record.index_known() == READ:
+            return False
+        if (session.incoming is not None and session.incoming.count) or not record.all_stored():
+            return False
+        queue = record.present_queue()
+        if queue is None or not queue.sent_before():
+            self._unsent.add(client)
+        if queue is not None and queue.expects_late():
+            self._late.add(client)
+        record.leave()
+        session.ended = True
+        del self.sessions[session.client_id]
+        self.cold[client] = b""
+        return True
 
     def taken(self, clients: list[bytes], now: float) -> None:
         for client in clients:

@@ -12,7 +12,7 @@ from broker.session.expiry import WEEK
 from broker.session.queue import UNLIMITED
 from broker.session.session import Session
 from broker.store.durable.index import READ, deadline_of
-from broker.store.durable.record import DamagedRecord, read_record
+from broker.store.durable.stored_session import DamagedRecord, read_record
 from tests.store.durable.model import ModelServer
 from tests.tools.faults.durable.checker import LOST, PACKET_ID_REUSED, REORDERED, Checker, Violation
 from tests.tools.faults.durable.history import Died, Event, Message, matches
@@ -42,11 +42,13 @@ class World:
         self.lasting = chance.one_of([[0.0], [0.0], [0.0], [0.0, 1.0, 30.0]])
         self.ttl = WEEK
         self.power = chance.often(50)
+        self.cold = Chance(number >> 100).often(50)  # sessions stay unread when they are adopted
         self.server = ModelServer(always=self.power, strict=False)
         self.workers: list[SimWorker] = []  # that live
         self.places: dict[str, Place] = {}
         self.moving: set[str] = set()  # clients whose sessions are on their way
         self.orphaned: dict[str, set[SimWorker]] = {}  # see `orphan()`
+        self.cooling: dict[str, SimWorker] = {}  # of them, those whose sessions are being read again
         self.transfers: list[Transfer] = []
         self.takes: list[Take] = []
         self.holds: list[Hold] = []
@@ -156,6 +158,25 @@ class World:
             self.orphaned[client] = {each for each in orphans if each.shard != worker.shard}
         for client in list(self.places):
             self.forget_if_gone(client)
+
+    def warmed(self, worker: SimWorker, client: str, session: Session | None) -> None:
+        """The session of *client* was read; None: another worker has taken it."""
+        if client in self.cooling:
+            del self.cooling[client]
+            self.moving.discard(client)
+            if session is not None:
+                self.places[client] = Place(worker, session)
+
+    def _cool(self, chance: Chance) -> None:
+        """A session goes on in Redis alone, and is read again."""
+        for client, place in self.places.items():
+            worker = place.worker
+            serves = worker.ready and not worker.dead and not worker.stopped
+            if serves and client not in self.moving and worker.sessions.get(client) is place.session:
+                if chance.often(70) and worker.cool(place.session):
+                    self.moving.add(client)
+                    self.cooling[client] = worker
+                    return
 
     def forget_if_gone(self, client: str) -> None:
         """If no worker has the session of *client*, or can have it, there is none."""
@@ -301,6 +322,9 @@ class World:
         worker.wire.close()
         worker.dead = True
         self.workers.remove(worker)
+        for client in [each for each, where in self.cooling.items() if where is worker]:
+            del self.cooling[client]
+            self.moving.discard(client)
         for link in worker.links:
             link.open = False
             if link.session is not None:
@@ -560,5 +584,6 @@ STEPS: Final[dict[str, Callable[[World, Chance], None]]] = {
     "kill": World._kill,
     "stop": World._stop,
     "wake": World._wake,
+    "cool": World._cool,
     "lose power": World._lose_power,
 }

@@ -1,0 +1,569 @@
+# Sessions that are in Redis alone: in a node of one worker, and of two, with a real Redis.
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from broker.config.schema import Config, Limits
+from broker.insight import warm_first
+from broker.insight.pending_answers import PendingAnswer
+from broker.mqtt.packets import PUBACK, V311, Ack, ConnAck, Connect, Publish, Subscribe, Unsubscribe, Wanted
+from broker.protocol import cold_sessions
+from broker.protocol.cold_sessions import COOL_AFTER, COOLING, PATIENCE, ColdSessions
+from broker.session.session import Session
+from broker.store.redis.keys import SLICES, Keys
+from tests.cluster.durable_node import Durable, StartRedis
+from tests.cluster.test_durable import payloads
+from tests.innode import Node, stored
+from tests.inprocess import Broker, Client
+from tests.insight.operators import Operator
+from tests.insight.test_admin_requests import requests_of
+
+pytestmark = pytest.mark.system  # real servers
+
+
+def cold_of(broker: Broker) -> ColdSessions:
+    cold = broker.worker.protocol.cold
+    assert cold is not None
+    return cold
+
+
+def cool(node: Durable) -> None:
+    """Have sessions cold whose clients are away."""
+    node.worker.advance(COOL_AFTER + 0.1)
+    for _ in range(3):
+        node.worker.advance(0.2)
+
+
+def away(node: Durable, client_id: str = "client", filter: bytes = b"a/+", qos: int = 1) -> None:
+    node.subscriber(client_id, filter, qos).socket.close()
+    node.worker.settle()
+
+
+def test_a_session_whose_client_is_away_is_cooled(node: Durable) -> None:
+    """A million absent clients would fill the memory of the worker."""
+    away(node)
+    assert 0 == cold_of(node.worker).count()
+    cool(node)
+
+    assert 1 == cold_of(node.worker).count() == node.worker.session_count()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_publish_warms_the_session_that_it_is_for(node: Durable, qos: int) -> None:
+    """What was acknowledged would reach nobody, or come in another order."""
+    away(node, qos=qos)
+    cool(node)
+    node.publish(b"a/b", b"1", b"2", qos=qos)
+    node.publish(b"b", b"3", qos=qos)
+    assert 0 == cold_of(node.worker).count() < node.worker.session_count()
+    node.publish(b"a/c", b"4", qos=qos)
+    cool(node)
+    assert 1 == cold_of(node.worker).count()
+    node.publish(b"a/d", b"5", qos=qos)
+
+    client = node.connect("client")
+    assert client.connack.session_present
+    found = payloads(client)
+    assert [b"1", b"2", b"4", b"5"] == [payload for payload, _, _ in found]
+    assert {False} == {duplicate for _, _, duplicate in found[:3]}
+
+
+def test_a_client_that_comes_back_has_its_session(node: Durable) -> None:
+    """It would begin anew, without its filters."""
+    away(node)
+    cool(node)
+    client = node.connect("client")
+
+    assert client.connack.session_present
+    node.publish(b"a/b", b"1")
+    assert [(b"1", 1, False)] == payloads(client)
+    assert 0 == cold_of(node.worker).count()
+
+
+def test_a_session_stays_whose_messages_may_return_to_a_group(node: Durable) -> None:
+    """Nobody would know through which shared subscription they came: they would end with the session."""
+    client = node.subscriber("client", b"$share/group/a")
+    node.publish(b"a", b"1")
+    client.send(Unsubscribe(2, [b"$share/group/a"]))
+    node.worker.settle()
+    client.socket.close()
+    node.worker.settle()
+    cool(node)
+
+    assert not cold_of(node.worker).has("client")
+    assert [(b"1", 1, True)] == payloads(node.connect("client"))
+
+
+def test_a_clean_start_ends_a_cold_session(node: Durable) -> None:
+    """Its messages would come to a client that has asked for none."""
+    away(node)
+    node.publish(b"a/b", b"1")
+    cool(node)
+    client = node.connect("client", clean=True)
+    node.worker.settle()
+    node.worker.advance(0.1)
+
+    assert not client.connack.session_present
+    assert [] == payloads(client)
+    assert [] == node.redis.client().keys("*:queue:*")
+
+
+def test_a_worker_that_follows_reads_no_cold_session(node: Durable) -> None:
+    """A node with a million sessions would serve after a minute."""
+    away(node)
+    away(node, "other", b"b")
+    node.publish(b"a/b", b"1")
+    node.kill()
+
+    assert 2 == cold_of(node.worker).count()
+    node.publish(b"a/c", b"2")
+    assert not cold_of(node.worker).has("client") and cold_of(node.worker).has("other")
+    assert [b"1", b"2"] == [payload for payload, _, _ in payloads(node.connect("client"))]
+
+
+def test_keys_of_former_workers_get_the_name_of_the_present_one(node: Durable) -> None:
+    """Each restart would leave an owner more, which each claim has to look at."""
+    for number in range(40):
+        away(node, f"client-{number}")
+    node.kill()
+    node.publish(b"a/b", b"1")
+    keys, asked = Keys("weir"), node.redis.client()
+    assert 2 == asked.hlen(keys.durable_owners("weir"))
+    for _ in range(6 * SLICES):
+        node.worker.advance(0.1)
+
+    me = node.worker.identity.incarnation_text.encode()
+    assert [me] == asked.hkeys(keys.durable_owners("weir"))
+    assert 40 == len(asked.keys(b"*:session:%b:*" % me)) == len(asked.keys("*:session:*"))
+    assert 40 == sum(asked.hlen(keys.sessions(number, me).index) for number in range(SLICES))
+    node.publish(b"a/b", b"2")
+    for number in range(40):
+        assert [b"1", b"2"] == [each[0] for each in payloads(node.connect(f"client-{number}"))]
+
+
+def test_sessions_are_read_if_qos_0_waits_for_them_from_now_on(node: Durable) -> None:
+    """Messages of QoS 0 wait in memory: they would be lost, although the index says nothing of that setting."""
+    away(node)
+    cool(node)
+    node.config = stored(Config(limits=Limits(queue_qos0=True)))
+    node.kill()
+    cool(node)
+    assert 0 == cold_of(node.worker).count() < node.worker.session_count()
+    node.worker.connect("publisher").send(Publish(b"a/b", b"1", 0))
+    node.worker.settle()
+
+    assert [(b"1", 0, False)] == payloads(node.connect("client"))
+
+
+def test_a_cold_session_expires(node: Durable) -> None:
+    """It would take its place in Redis for ever."""
+    node.connect("client", 5, expiry=100).socket.close()
+    node.worker.settle()
+    cool(node)
+    assert 1 == cold_of(node.worker).count()
+    node.kill()
+    node.worker.advance(80.0)
+    assert 1 == cold_of(node.worker).count()
+    for _ in range(5):
+        node.worker.advance(5.0)
+
+    assert 0 == cold_of(node.worker).count() == node.worker.session_count()
+    assert [] == node.redis.client().keys("*:session:*")
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_while_redis_is_away_publishes_wait_and_a_connect_is_answered(node: Durable, restart: bool) -> None:
+    """A publish would be acknowledged that is lost, or a client wait without end."""
+    away(node)
+    cool(node)
+    publisher = node.worker.connect("publisher")
+    node.worker.answered = False
+    node.redis.kill()
+    publisher.send(Publish(b"a/b", b"1", 1, packet_id=1))
+    client = node.worker.open()
+    client.send(Connect(V311, "client", clean_start=False))
+    node.worker.settle()
+    node.worker.advance(PATIENCE + 0.2)
+    assert [ConnAck(False, 3)] == client.receive()[:1]
+    assert [] == publisher.receive()
+    node.redis.start()
+    node.worker.advance(5.0)  # it connects again
+    node.worker.answered = True
+    node.worker.advance(1.0)
+
+    assert [PUBACK] == [each.kind for each in publisher.receive() if isinstance(each, Ack)]
+    if restart:
+        node.kill()
+    assert [b"1"] == [each[0] for each in payloads(node.connect("client"))]
+
+
+def test_a_damaged_cold_session_is_set_aside_and_holds_nobody_up(node: Durable) -> None:
+    """The publisher would wait for ever."""
+    away(node)
+    away(node, "other")
+    cool(node)
+    asked = node.redis.client()
+    (record,) = asked.keys("*:session:*:client")
+    asked.hset(record, "", "?")
+    node.publish(b"a/b", b"1")
+
+    assert 1 == node.worker.counters.sessions_damaged
+    assert 1 == len(asked.keys("*:damaged:*client"))
+    assert [b"1"] == [each[0] for each in payloads(node.connect("other"))]
+    assert not node.connect("client").connack.session_present
+
+
+def test_a_session_that_is_not_found_has_its_publishes_sent_again(node: Durable) -> None:
+    """Another worker has it, perhaps: the message would reach nobody."""
+    away(node)
+    cool(node)
+    asked = node.redis.client()
+    asked.delete(*asked.keys("*:session:*"))
+    publisher = node.worker.connect("publisher")
+    publisher.send(Publish(b"a/b", b"1", 1, packet_id=1))
+    for _ in range(20):
+        node.worker.advance(0.1)
+
+    assert not [each for each in publisher.receive() if isinstance(each, Ack)]
+    assert 0 == cold_of(node.worker).count() == cold_of(node.worker).waiting()
+
+
+def test_a_session_that_is_elsewhere_keeps_its_place_until_this_worker_knows_where(node: Durable) -> None:
+    """What is published here would reach nobody: this worker has not heard yet that the other one has subscribed."""
+    away(node)
+    cool(node)
+    cold, told = cold_of(node.worker), list[Callable[[], None]]()
+    cold._when_confirmed = told.append
+    asked = node.redis.client()
+    asked.delete(*asked.keys("*:session:*"))
+    cold.taken(b"client")
+    node.worker.advance(0.1)
+    publisher = node.worker.connect("publisher")
+    publisher.send(Publish(b"a/b", b"1", 1, packet_id=1))
+    node.worker.advance(5.0)
+
+    assert [] == publisher.receive() and not publisher.closed
+    assert 1 == cold.waiting() == len(told)
+    told[0]()
+    node.worker.settle()
+    assert [] == [each for each in publisher.receive() if isinstance(each, Ack)] and publisher.closed
+    assert 0 == cold.count() == cold.waiting()
+
+
+@pytest.mark.interpreted  # compiled, constants have no place to be changed in
+def test_clients_are_refused_while_many_sessions_are_read(node: Durable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While Redis is away, each client that returns would take memory until it is back."""
+    monkeypatch.setattr(cold_sessions, "MOST_WARMING", 1)
+    away(node)
+    away(node, "other")
+    cool(node)
+    node.worker.answered = False
+    node.redis.pause()
+    first, second = node.worker.open(), node.worker.open()
+    for client, client_id in ((first, "client"), (second, "other")):
+        client.send(Connect(V311, client_id, clean_start=False))
+        node.worker.settle()
+
+    assert [ConnAck(False, 3)] == second.receive()[:1]
+    assert [] == first.receive()
+    node.redis.go_on()
+    node.worker.answered = True
+    node.worker.advance(0.2)
+    assert [ConnAck(True)] == first.receive()
+    assert node.connect("other").connack.session_present
+
+
+@pytest.mark.interpreted
+def test_sessions_that_get_many_messages_are_read_one_after_the_other(
+    node: Durable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All would get all messages in one turn, and the worker would be killed as one that hangs."""
+    monkeypatch.setattr(cold_sessions, "OFFERED", 4)
+    for number in range(10):
+        away(node, f"client-{number}", b"all/+")
+    cool(node)
+    publisher = node.worker.connect("publisher")
+    node.worker.answered = False
+    node.redis.pause()
+    publisher.send(*[Publish(b"all/x", b"%d" % number, 1, packet_id=number + 1) for number in range(3)])
+    node.worker.settle()
+    cold = cold_of(node.worker)
+    assert 4 == len(cold._warming)
+    node.redis.go_on()
+    node.worker.answered = True
+    for _ in range(20):
+        node.worker.advance(0.1)
+
+    assert [1, 2, 3] == [each.packet_id for each in publisher.receive() if isinstance(each, Ack)]
+    for number in range(10):
+        assert [b"0", b"1", b"2"] == [each[0] for each in payloads(node.connect(f"client-{number}"))]
+
+
+@pytest.mark.interpreted
+def test_a_list_of_all_sessions_needs_bounded_memory(node: Durable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator who lists a million sessions would have all of them in memory."""
+    monkeypatch.setattr(cold_sessions, "HOT", 4)
+    monkeypatch.setattr(warm_first, "COLD_PAGE", 5)
+    many = 40
+    for number in range(many):
+        away(node, f"client-{number}")
+    cool(node)
+    operator, position, found, most = Operator(node.worker), 0, set[str](), 0
+    while position is not None:
+        page = operator.ask("sessions", {"position": position, "match": "", "away": False})
+        found |= {each["client"] for each in page["sessions"]}
+        position = page["next"]
+        most = max(most, many - cold_of(node.worker).count())
+        node.worker.advance(0.1)
+
+    assert {f"client-{number}" for number in range(many)} == found
+    assert most <= 10
+
+
+def test_few_sessions_are_cooled_in_one_turn_if_that_takes_long(node: Durable) -> None:
+    """Sessions with a hundred filters would hold the worker up."""
+    for number in range(6):
+        away(node, f"client-{number}")
+    clock, cold, counters = node.worker.clock, cold_of(node.worker), node.worker.counters
+    clock.now += COOL_AFTER + 0.1
+    clock.step = COOLING
+    cold.tick(clock.now)
+    assert 1 <= counters.sessions_cooled <= 2
+    clock.step = 0.0
+    cold.tick(clock.now)
+    assert 6 == counters.sessions_cooled
+
+
+@pytest.mark.interpreted  # compiled, constants have no place to be changed in
+def test_one_publish_for_many_cold_sessions_needs_bounded_memory(
+    node: Durable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message to a fleet would bring all of its sessions into memory at once, or others have to wait for it."""
+    monkeypatch.setattr(cold_sessions, "HOT", 20)
+    monkeypatch.setattr(cold_sessions, "WALKED", 8)
+    many = 100
+    for number in range(many):
+        away(node, f"client-{number}", b"all/+")
+    away(node, "single", b"one")
+    cool(node)
+    assert many + 1 == cold_of(node.worker).count()
+    sessions, order, most = node.worker.worker.protocol.sessions, list[str](), list[int]()
+    rests = sessions.resting
+
+    def warmed(session: Session, now: float) -> None:
+        order.append(session.client_id)
+        most.append(len(list(node.worker.worker.protocol.store.sessions())))
+        rests(session, now)
+
+    sessions.resting = warmed
+    publisher, other = node.worker.connect("publisher"), node.worker.connect("other")
+    publisher.send(Publish(b"all/x", b"1", 1, packet_id=1), Publish(b"all/y", b"2", 1, packet_id=2))
+    other.send(Publish(b"one", b"3", 1, packet_id=1))
+    for _ in range(100):
+        node.worker.advance(0.1)
+
+    assert [1, 2] == [each.packet_id for each in publisher.receive() if isinstance(each, Ack)]
+    assert [1] == [each.packet_id for each in other.receive() if isinstance(each, Ack)]
+    assert order.index("single") < many / 2
+    assert max(most) <= 20 + 8 + 3
+    sessions.resting = rests
+    for number in range(many):
+        assert [b"1", b"2"] == [each[0] for each in payloads(node.connect(f"client-{number}"))]
+
+
+def test_a_publish_and_its_client_come_in_the_same_moment(node: Durable) -> None:
+    """The session would be read twice: one of the two would be stored, and the other have the connection."""
+    away(node)
+    cool(node)
+    publisher, client = node.worker.connect("publisher"), node.worker.open()
+    for number in range(3):
+        publisher.post(Publish(b"a/b", b"%d" % number, 1, packet_id=number + 1))
+    client.post(Connect(V311, "client", clean_start=False))
+    for number in range(3, 6):
+        publisher.post(Publish(b"a/b", b"%d" % number, 1, packet_id=number + 1))
+    node.worker.settle()
+    node.worker.advance(0.3)
+
+    received = client.receive()
+    assert ConnAck(True) == received[0]
+    assert [b"0", b"1", b"2", b"3", b"4", b"5"] == [each.payload for each in received[1:] if isinstance(each, Publish)]
+    assert 6 == len([each for each in publisher.receive() if isinstance(each, Ack)])
+
+
+def test_a_session_that_expires_while_it_is_read_holds_nobody_up(node: Durable) -> None:
+    """Its publisher would wait for ever, or its messages stay in Redis."""
+    node.subscriber("other", b"a/+").socket.close()
+    client = node.connect("client", 5, expiry=30)
+    client.send(Subscribe(1, [Wanted(b"a/+", 1)]))
+    client.receive()
+    client.socket.close()
+    node.worker.settle()
+    cool(node)
+    publisher = node.worker.connect("publisher")
+    node.worker.answered = False
+    node.redis.pause()
+    publisher.send(Publish(b"a/b", b"1", 1, packet_id=1))
+    node.worker.advance(2.0)
+    node.worker.clock.now += 30.0
+    node.redis.go_on()
+    node.worker.answered = True
+    node.worker.advance(1.0)
+
+    assert [1] == [each.packet_id for each in publisher.receive() if isinstance(each, Ack)]
+    assert [b"1"] == [each[0] for each in payloads(node.connect("other"))]
+    asked = node.redis.client()
+    assert [] == asked.keys("*:session:*:client") + asked.keys("*:queue:*:client")
+
+
+def test_operators_see_and_end_a_cold_session(node: Durable) -> None:
+    """It would be missing in what they are shown, and stay when they drop it."""
+    away(node)
+    away(node, "other", b"b")
+    node.publish(b"a/b", b"1")
+    operator = Operator(node.worker)
+    for asked, arguments in (("session", {}), ("queue_page", {"after": 0, "last": 0, "payloads": False})):
+        cool(node)
+        assert 2 == cold_of(node.worker).count()
+        assert operator.ask(asked, {"client": "client", **arguments}) is not None
+    cool(node)
+    assert operator.ask("session_drop", {"client": "client"})
+    assert operator.ask("session", {"client": "client"}) is None
+    assert [] == node.redis.client().keys("*:session:*:client")
+    assert 1 == node.worker.session_count()
+
+
+def test_clients_that_are_away_are_listed_whose_sessions_are_cold(node: Durable) -> None:
+    """An operator would look in vain for a device that has not been there since yesterday."""
+    away(node)
+    cool(node)
+    node.connect("other")
+    requests, outcomes = requests_of(node.worker), list[object]()
+    first: Any = requests.answer("clients", {"position": 0, "match": ""})
+    answer = requests.answer("clients", {"position": first["next"], "match": "lie"})
+    assert isinstance(answer, PendingAnswer)
+    answer.deliver_to(lambda result, error: outcomes.append(result))
+    node.worker.settle()
+
+    assert ["other"] == [one["client"] for one in first["clients"]]
+    (second,) = outcomes
+    assert isinstance(second, dict) and second["next"] is None
+    assert [("client", False)] == [(one["client"], one["connected"]) for one in second["clients"]]
+
+
+# Two workers.
+
+
+@pytest.fixture
+def pair(start_redis: StartRedis) -> Iterator[Node]:
+    node = Node(2, redis=start_redis().address, durable=True)
+    yield node
+    node.close()
+
+
+def subscribed(worker: Broker, client_id: str, filter: bytes) -> Client:
+    client = worker.connect(client_id, clean_start=False)
+    client.send(Subscribe(1, [Wanted(filter, 1)]))
+    client.receive()
+    return client
+
+
+def leave(pair: Node, worker: Broker, client_id: str, filter: bytes) -> None:
+    subscribed(worker, client_id, filter).socket.close()
+    pair.settle()
+
+
+def cool_all(pair: Node) -> None:
+    pair.advance(COOL_AFTER + 0.1)
+    pair.advance(0.6)
+
+
+def published(pair: Node, worker: Broker, topic: bytes, *payloads: bytes) -> list[int]:
+    """Publish at *worker*; the packet ids that are acknowledged."""
+    publisher = worker.connect("publisher")
+    publisher.send(*[Publish(topic, each, 1, packet_id=number + 1) for number, each in enumerate(payloads)])
+    pair.settle()
+    pair.advance(0.3)
+    acks = [each.packet_id for each in publisher.receive() if isinstance(each, Ack)]
+    publisher.socket.close()
+    pair.settle()
+    return acks
+
+
+@pytest.mark.parametrize("publisher", [0, 1])
+@pytest.mark.parametrize("reader", [0, 1])
+def test_a_cold_session_gets_what_any_worker_takes_and_follows_its_client(
+    pair: Node, publisher: int, reader: int
+) -> None:
+    """Messages of other workers would be lost, or the session stay behind."""
+    leave(pair, pair[0], "client", b"a/+")
+    cool_all(pair)
+    assert 1 == cold_of(pair[0]).count()
+    assert [1, 2] == published(pair, pair[publisher], b"a/b", b"1", b"2")
+    cool_all(pair)
+    assert 1 == cold_of(pair[0]).count()
+    client = pair[reader].connect("client", clean_start=False)
+    pair.settle()
+    pair.advance(0.3)
+
+    assert client.connack.session_present
+    assert [b"1", b"2"] == [each[0] for each in payloads(client)]
+    assert [1] == published(pair, pair[publisher], b"a/c", b"3")
+    assert [b"3"] == [each[0] for each in payloads(client)]
+    assert 0 == cold_of(pair[0]).count() + cold_of(pair[1]).count()
+
+
+def test_a_worker_that_is_to_end_waits_for_no_cold_session(pair: Node) -> None:
+    """It would wait until its time is up, as nobody takes them from it."""
+    leave(pair, pair[0], "client", b"a/+")
+    cool_all(pair)
+
+    assert 1 == pair[0].session_count()
+    assert 0 == pair[0].worker.hand_over.sessions_here()
+
+
+def test_a_worker_that_did_not_answer_lets_go_of_a_cold_session(pair: Node) -> None:
+    """It would read the session of its new owner, or swallow what is for it."""
+    leave(pair, pair[0], "client", b"a/+")
+    cool_all(pair)
+    publisher = pair[0].connect("publisher")
+    pair[0].stopped = True
+    client = pair[1].open()
+    client.send(Connect(V311, "client", clean_start=False))
+    for _ in range(40):
+        pair[1].advance(0.2)
+    pair[0].stopped = False
+    pair.settle()
+    pair.advance(0.5)
+    assert ConnAck(True) in client.receive()
+    assert 0 == cold_of(pair[0]).count()
+    publisher.send(Publish(b"a/b", b"1", 1, packet_id=1))
+    pair.settle()
+    pair.advance(0.3)
+
+    assert [b"1"] == [each[0] for each in payloads(client)]
+    assert [1] == [each.packet_id for each in publisher.receive() if isinstance(each, Ack)]
+
+
+@pytest.mark.parametrize("reader", [0, 1])
+def test_publishes_at_the_worker_that_lives_reach_cold_sessions_of_one_that_died(pair: Node, reader: int) -> None:
+    """What was acknowledged between its death and its return would be lost."""
+    leave(pair, pair[0], "client", b"a/+")
+    leave(pair, pair[0], "other", b"b")
+    cool_all(pair)
+    dead, living = pair[0], pair[1]
+    pair.kill(dead)
+    publisher = living.connect("publisher")
+    publisher.send(Publish(b"a/b", b"1", 1, packet_id=1))
+    pair.settle()
+    assert [] == publisher.receive()  # it waits for the worker that follows
+    pair.start(0)
+    pair.advance(0.5)
+
+    assert [1] == [each.packet_id for each in publisher.receive() if isinstance(each, Ack)]
+    worker = next(each for each in pair if each.shard == reader)
+    client = worker.connect("client", clean_start=False)
+    pair.settle()
+    pair.advance(0.3)
+    assert client.connack.session_present
+    assert [b"1"] == [each[0] for each in payloads(client)]
