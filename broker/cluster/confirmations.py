@@ -9,6 +9,9 @@
 # The publishes of a lane that are to be confirmed have numbers from 1 on. They are confirmed in any order: one that
 # waits for a slow store does not hold back one whose receiver has acknowledged it.
 #
+# A publish that waits long for cold sessions there takes no room at the gate of the store any more: the peer says so,
+# in LONG, and its publisher waits for it instead of all that publish for that store.
+#
 # If the peer dies, nobody knows what it has stored; or it says itself, in UNSETTLED, that a session was taken from it
 # before it had stored a publish. The publishers that wait for that are not answered: their connections are closed, and
 # they publish again.
@@ -33,6 +36,7 @@ class Unconfirmed:
         self.completion = completion
         self.size = size
         self.at = at
+        self.gated = True  # it is under way at the gate of the store
 
 
 class ConfirmingPeer(Neighbour):
@@ -87,9 +91,23 @@ class ConfirmingPeer(Neighbour):
         """Remove the publishes with these numbers from those that wait, and at the gate of the store."""
         numbers = [number for first, count in ranges for number in range(first, first + count)]
         taken = [self._waiting.pop(number) for number in numbers]
-        if taken and self.store is not None:
-            self.store.done(len(taken), sum([each.size for each in taken]), now - taken[-1].at, now)
+        self._pass_gate(taken, now)
         return [each.completion for each in taken]
+
+    def need_long(self, ranges: list[tuple[int, int]], now: float) -> None:
+        """The publishes with these numbers wait for what is being read there."""
+        numbers = [number for first, count in ranges for number in range(first, first + count)]
+        waiting = [self._waiting[number] for number in numbers]
+        self._pass_gate(waiting, now)
+        for each in waiting:
+            each.completion.needs_long()
+
+    def _pass_gate(self, publishes: list[Unconfirmed], now: float) -> None:
+        passing = [each for each in publishes if each.gated]
+        if passing and self.store is not None:
+            self.store.done(len(passing), sum([each.size for each in passing]), now - passing[-1].at, now)
+        for each in passing:
+            each.gated = False
 
     def take_all(self) -> list[Completion]:
         """Remove all publishes that wait; the peer is gone."""
@@ -113,6 +131,7 @@ class Confirmations:
         self._number = 0  # of the last publish that is to be confirmed
         self._settled: list[int] = []  # not told yet
         self._abandoned: list[int] = []  # the same
+        self._long: list[int] = []  # the same
 
     def add(self, completion: Completion | None) -> None:
         """The next publish is to be confirmed, when *completion* is settled: None: at once."""
@@ -121,6 +140,12 @@ class Confirmations:
             self.settled(self._number)
         else:
             completion.queue = _Confirmation(self, self._number)
+            if completion.long:
+                self.needs_long(self._number)
+
+    def needs_long(self, number: int) -> None:
+        self._long.append(number)
+        self._soon()
 
     def settled(self, number: int) -> None:
         self._settled.append(number)
@@ -132,9 +157,10 @@ class Confirmations:
 
     def take(self) -> bytes:
         """The frames that tell what was not told yet."""
-        settled, abandoned = sorted(self._settled), sorted(self._abandoned)
-        self._settled, self._abandoned = [], []
-        frames = wire.settled(wire.SETTLED, settled) if settled else b""
+        long, settled, abandoned = sorted(self._long), sorted(self._settled), sorted(self._abandoned)
+        self._long, self._settled, self._abandoned = [], [], []
+        frames = wire.settled(wire.LONG, long) if long else b""  # first, as they may be settled by now
+        frames += wire.settled(wire.SETTLED, settled) if settled else b""
         return frames + wire.settled(wire.UNSETTLED, abandoned) if abandoned else frames
 
 
@@ -145,6 +171,9 @@ class _Confirmation(CompletionListener):
 
     def advance(self, now: float) -> None:
         self._confirmations.settled(self._number)
+
+    def needs_long(self) -> None:
+        self._confirmations.needs_long(self._number)
 
     def abandoned(self, now: float) -> Outbox | None:
         self._confirmations.abandoned(self._number)

@@ -44,6 +44,7 @@ COLD_GAINED: Final = 30  # sequence, entries of interest (routing/interest.py): 
 COLD_LOST: Final = 31
 SETTLED: Final = 28  # ranges of publishes that are confirmed: (the number of the first, how many)
 UNSETTLED: Final = 29  # the same, of publishes that never will be
+LONG: Final = 44  # the same, of publishes that wait for what is being read
 DONE: Final = 20  # bytes of the data lane that were processed since its beginning
 PASSED: Final = 21  # the number of a barrier
 ALL_TOLD: Final = 22  # the sender has told all filters of its subscribers
@@ -114,7 +115,7 @@ def read_confirmed(body: bytes) -> tuple[int, int]:
 
 
 def settled(kind: int, numbers: list[int]) -> bytes:
-    """SETTLED or UNSETTLED; *numbers* are not empty, and in order."""
+    """SETTLED, UNSETTLED or LONG; *numbers* are not empty, and in order."""
     ranges: list[bytes] = []
     first = last = numbers[0]
     for number in numbers[1:]:

@@ -12,6 +12,9 @@
 # the first answer of a connection has to wait. It is bounded: when it is full, the connection is not read until half of
 # the answers have left. A publisher that is told too early may forget a message that is lost afterwards; one that is
 # told too late merely waits.
+#
+# A receiver that needs long, such as a million sessions that have to be read first, says so (`needs_long()`): then the
+# connection is not read until it has that answer. So who causes such work waits for it, and nobody else.
 from collections import deque
 from typing import Protocol
 
@@ -35,6 +38,9 @@ class CompletionListener:
         """All receivers of a publish are done with it."""
         raise NotImplementedError
 
+    def needs_long(self) -> None:
+        """A receiver of a publish needs long. Nothing happens if there is nobody that can be made to wait."""
+
     def abandoned(self, now: float) -> Outbox | None:
         """A receiver may have lost the publish, so it must never be answered: its publisher publishes it again.
 
@@ -49,10 +55,18 @@ class Completion:
     def __init__(self) -> None:
         self.pending = 0  # receivers
         self.abandoned = False  # one of them may have lost it: it is never answered
+        self.long = False  # one of them needs long
         self.token = b""  # of a QoS 2 publish that may be sent again after a crash, see store/durable/tokens.py
         self.answer = b""
         self.read_at = 0.0  # when the publish was read
         self.queue: CompletionListener | None = None  # where the answer waits, while receivers are pending
+
+    def needs_long(self) -> None:
+        """A receiver that is pending needs long."""
+        if not self.long and not self.abandoned:
+            self.long = True
+            if self.queue is not None:
+                self.queue.needs_long()
 
     def settle(self, now: float) -> None:
         """Count one receiver as done; after the last one the answer may leave. ValueError: no receiver is pending."""
@@ -66,12 +80,16 @@ class Completion:
 
 
 class AnswerQueue(CompletionListener):
-    """The answers of one connection that wait, in the order of their publishes; at most *limit* before it is paused."""
+    """The answers of one connection that wait, in the order of their publishes.
+
+    The connection is paused while there are *limit* of them, or one to a publish that a receiver needs long for.
+    """
 
     def __init__(
         self, outbox: Outbox, counters: Counters, latencies: Latencies, limit: int, source_pause: SourcePause
     ) -> None:
         self.count = 0
+        self.long = 0  # of them, those to publishes that a receiver needs long for
         self._waiting: deque[Completion] = deque()
         self._outbox = outbox
         self._counters = counters
@@ -88,11 +106,19 @@ class AnswerQueue(CompletionListener):
         completion.read_at = read_at
         self._waiting.append(completion)
         self.count += 1
+        self.long += completion.long
         if completion.pending:
             completion.queue = self
         else:
             self.advance(now)
-        if self.count >= self._limit and not self._paused:
+        self._pause_if_needed()
+
+    def needs_long(self) -> None:
+        self.long += 1
+        self._pause_if_needed()
+
+    def _pause_if_needed(self) -> None:
+        if (self.count >= self._limit or self.long) and not self._paused:
             self._paused = True
             self._source_pause.pause(self._outbox)
 
@@ -105,10 +131,11 @@ class AnswerQueue(CompletionListener):
         while waiting and waiting[0].pending == 0:
             completion = waiting.popleft()
             self.count -= 1
+            self.long -= completion.long
             self._counters.answers_sent += 1
             self._outbox.answer(completion.answer)
             self._latencies.add(now - completion.read_at, 1)
-        if self._paused and self.count <= self._limit >> 1:
+        if self._paused and self.count <= self._limit >> 1 and not self.long:
             self._paused = False
             self._source_pause.resume(self._outbox)
 
@@ -121,5 +148,5 @@ class AnswerQueue(CompletionListener):
         for completion in unanswered:
             completion.queue = None  # it also ends the reference cycle between them
         self._waiting.clear()
-        self.count = 0
+        self.count = self.long = 0
         return unanswered

@@ -101,6 +101,7 @@ class ClientDiagnostics:
             "override": _override(self._protection.limits.get(client_id), now),
             "configured": None if session is None else self.configured(session),
             "unacknowledged": 0 if connection is None or connection.answers is None else connection.answers.count,
+            "long": 0 if connection is None or connection.answers is None else connection.answers.long,
             "stores": self._stores(now),
             "unanswered": [],
         }

@@ -20,7 +20,7 @@ from broker.insight.facts import (
 )
 from broker.insight.reason_words import GATE_SETTING, SIGNALS, advice, words_of
 from broker.overload.admit import CLOSE, DROP, FILTER, PAUSE, REFUSE
-from broker.overload.level import store_rate_of
+from broker.overload.level import cold_of, store_rate_of
 from broker.reasons import DropReason, PauseReason, StoreFailure
 
 VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
@@ -28,6 +28,7 @@ RECENT: Final = 5  # decisions that are shown
 AT_PEACE: Final = 0.5  # of its target: a lower signal raises no level
 STORE_WORDS: Final = {failure.label: failure.words for failure in StoreFailure}
 STORE_RATE: Final = store_rate_of("")
+COLD: Final = cold_of("")
 JUST_NOW: Final = 0.05  # seconds
 # Of a worker, as resources.
 PARTS: Final = {
@@ -36,6 +37,7 @@ PARTS: Final = {
     "store": "the store of ",
     "store memory": "the memory of the store of ",
     "store rate": "the store rate of ",
+    "cold sessions": "sessions that are read from Redis by ",
 }
 
 KINDS: Final = {  # once, and several times
@@ -160,6 +162,8 @@ def _throttled(facts: Facts, held: HeldFacts) -> str:
         told.append(
             "Its publish has durable receivers, and clients have as much stored as store.messages_per_second allows."
         )
+    elif gate is not None and gate["resource"].endswith(COLD):
+        told.append(f"Its publish is for {place(gate['resource'])}, and many publishes wait for such sessions.")
     elif gate is not None:
         publishes = f"{_count(gate['publishes'], 'publish', 'publishes')} ({size(gate['bytes'])})"
         waits = f"It waits for {place(gate['resource'])}, which has {publishes} to process first"
@@ -193,6 +197,11 @@ def _stores(facts: Facts) -> str:
         told.append(
             f"{count} {has} durable receivers and no acknowledgement yet: they have to acknowledge it first, or "
             "it has to be stored for them."
+        )
+    if facts["long"]:
+        told.append(
+            "Nothing further is read from it until then, as it has published for many sessions whose clients are away: "
+            "they are read from Redis one after the other."
         )
     for store in facts["stores"]:
         why = STORE_WORDS[store["why"]]

@@ -225,6 +225,7 @@ class Facts(TypedDict):
     override: OverrideFacts | None
     configured: ConfiguredFacts | None
     unacknowledged: int  # publishes of the client that are accepted, and have receivers that are not done with them
+    long: int  # of them, those that have sessions read, for which the client has to wait
     stores: list[StoreFacts]  # of all workers
     unanswered: list[int]  # workers that did not answer
 

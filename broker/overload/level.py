@@ -39,6 +39,11 @@ def store_rate_of(worker: str) -> str:
     return f"{worker} store rate"
 
 
+def cold_of(worker: str) -> str:
+    """The reads of sessions of *worker* that are in Redis alone, as far as messages wait for them."""
+    return f"{worker} cold sessions"
+
+
 class Resources:
     """The registry of resources: a name that the whole cluster uses, and a bit within this worker."""
 

@@ -10,8 +10,10 @@
 # - A topic may have a million cold receivers. A message walks over them (cold_index.py) with WALKED reads under way at
 #   a time, and waits while HOT sessions that it has warmed are not cold again. Walks take turns, a new one first: a
 #   message for one session does not wait for those that are for all.
-# - While messages wait that fill MOST_WAITING or MOST_BYTES, no publish passes the gate of the store. A session gets
-#   all of them in one turn, so the more of them there are, the fewer reads are under way (OFFERED).
+# - Who publishes a message that could not be read all of its sessions for at once is not read until that is answered
+#   (`Completion.needs_long()`): a client has one such message here. A session gets all that wait for it in one turn, so
+#   the more of them there are, the fewer reads are under way (OFFERED). While they fill MOST_WAITING or MOST_BYTES
+#   nevertheless, publishes for cold sessions wait at a gate, and all others go on.
 # - A session that is not found was taken by another worker, which has told the others what it waits for before. This
 #   worker may not have heard that yet, if the session was taken as it did not answer. So the place stays until the
 #   others have confirmed that it has; then publishers send again what was for it, to where the session is now.
@@ -26,10 +28,12 @@ from typing import Final
 
 from broker.delivery.completion import Completion
 from broker.metrics.counters import Counters
+from broker.overload.gate import Gate
 from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.subscribing import Subscribing
 from broker.routing.cold_index import ColdIndex, ColdWalk
 from broker.routing.fanout import Deliveries
+from broker.routing.interest import HASH, TopicHashes, entries_of
 from broker.routing.neighbour import ColdReceiver
 from broker.routing.routes import Routes
 from broker.session.message import Message
@@ -54,7 +58,7 @@ PATIENCE: Final = 2.0  # seconds that a CONNECT waits, as for a new session that
 MOST_WARMING: Final = 4096  # reads under way, beyond which a CONNECT is refused at once: 2 KB each while Redis is away
 SOON: Final = 0.01  # seconds
 RETRY: Final = 0.1  # seconds until sessions are looked at that cannot be cooled now
-MOST_WAITING: Final = 4096  # messages that wait for cold sessions
+MOST_WAITING: Final = 1024  # messages that wait for cold sessions: each that arrives is looked for in all of them
 MOST_BYTES: Final = 8 << 20  # of them
 MOST_OWNERS: Final = 65_000  # numbers of incarnations in the index
 NOTHING_DUE: Final = float("inf")
@@ -107,12 +111,15 @@ class ColdSessions(ColdReceiver):
         abandon: Abandon,
         clock: Callable[[], float],
         when_confirmed: Callable[[Callable[[], None]], None],
+        gate: Gate,
+        opened: Callable[[Gate, float], None],
     ) -> None:
         """*durable*: where sessions are stored. *abandon*: see `ConnectionLifecycle.abandon()`.
 
-        *when_confirmed*: see `WhenConfirmed`.
+        *when_confirmed*: see `WhenConfirmed`. *gate*: of publishes for cold sessions; *opened* is called when there is
+        room again.
         """
-        super().__init__(durable.commit.gate.gate)
+        super().__init__(durable.commit.gate.gate, gate)
         self.index: Final = index
         self._durable = durable
         self._store = store
@@ -125,12 +132,12 @@ class ColdSessions(ColdReceiver):
         self._abandon = abandon
         self._clock = clock
         self._when_confirmed = when_confirmed
+        self._opened = opened
         self._owners: list[bytes] = [b""] * FIRST_FORMER  # incarnations by their numbers
         self._numbers: dict[bytes, int] = {}
         self._number = 0  # of the last message
         self._held: dict[ColdMessage, None] = {}
         self._held_bytes = 0
-        self._blocks = False  # the gate of the store
         self._walking: deque[ColdMessage] = deque()
         self._walked = 0  # reads under way for messages
         self._warming: dict[bytes, Warming] = {}
@@ -138,6 +145,7 @@ class ColdSessions(ColdReceiver):
         self._connecting: deque[tuple[float, Warming]] = deque()  # those with `connects`, and when these are refused
         self._resting: dict[Session, float] = {}  # sessions without clients, and since when they rest
         self._hot: dict[Session, None] = {}  # see `Warming.hot`
+        self._in_pages: list[TopicHashes] = []  # of messages that sessions may still get in pages
         sessions.resting = self.rests
         routes.set_cold(index, self)
         store.count_also(self.count)
@@ -306,10 +314,12 @@ class ColdSessions(ColdReceiver):
         self._held_bytes += message.size
         self._budget.hold(message)
         self._walking.appendleft(held)
-        if not self._blocks and (len(self._held) >= MOST_WAITING or self._held_bytes >= MOST_BYTES):
-            self._blocks = True
-            self._durable.commit.gate.block()
+        gate = self.gate
+        if not gate.blocked and (len(self._held) >= MOST_WAITING or self._held_bytes >= MOST_BYTES):
+            gate.block()
         self._walk_on(now)
+        if not walk.done and not gate.blocked:  # otherwise other workers are to hold publishes back, too
+            held.completion.needs_long()
 
     def _walk_on(self, now: float) -> None:
         """Read further sessions for messages, the messages taking turns."""
@@ -349,9 +359,10 @@ class ColdSessions(ColdReceiver):
         del self._held[held]
         self._held_bytes -= held.message.size
         self._budget.release(held.message)
-        if self._blocks and len(self._held) <= MOST_WAITING // 2 and self._held_bytes <= MOST_BYTES // 2:
-            self._blocks = False
-            self._durable.commit.gate.unblock(now)
+        gate = self.gate
+        if gate.blocked and len(self._held) <= MOST_WAITING // 2 and self._held_bytes <= MOST_BYTES // 2:
+            gate.unblock()
+            self._opened(gate, now)
         if not held.completion.abandoned:
             held.completion.settle(now)
 
@@ -371,6 +382,8 @@ class ColdSessions(ColdReceiver):
             due = min(due, self._cool_some(now))
         if self._walking:
             self._walk_on(now)
+            if len(self._hot) >= HOT:
+                due = min(due, now + SOON)
         return due
 
     def _refuse_connects(self, now: float) -> float:
@@ -397,8 +410,9 @@ class ColdSessions(ColdReceiver):
             self._resting[session] = now
 
     def _cool_some(self, now: float) -> float:
-        if not self._durable.adoption.done or self._deliveries.unfinished:
-            return now + RETRY  # publishes in pages have counted their receivers
+        if not self._durable.adoption.done:
+            return now + RETRY
+        self._in_pages = [TopicHashes(topic) for topic in self._deliveries.topics_in_pages()]
         until = self._clock() + COOLING
         if len(self._hot) >= HOT // 2:
             for session in list(islice(self._hot, COOLED)):
@@ -443,6 +457,8 @@ class ColdSessions(ColdReceiver):
             expires = self._durable.wall() + self._sessions.expires(session) - self._clock()
             record.store_index(self._sessions.index_value(session, expires))
             return self._forget(session) if record.index_known() == READ else False
+        if self._in_pages and self._awaits_page(value[DEADLINE:]):
+            return False
         if session.transfer_filter is not None or not record.all_stored() or not self._store.may_cool(session):
             return False
         client = session.client_id.encode()
@@ -459,6 +475,15 @@ class ColdSessions(ColdReceiver):
         self._store.cool(session)
         self._counters.sessions_cooled += 1
         return self._forget(session)
+
+    def _awaits_page(self, interest: bytes) -> bool:
+        """Whether a message for a session with *interest* may be under way in pages that have counted it."""
+        for entry in entries_of(interest) or ():
+            shape, digest = entry[1:-HASH], entry[-HASH:]
+            for hashes in self._in_pages:
+                if hashes.of(shape) == digest:
+                    return True
+        return False
 
     def _may_be_cold(self, session: Session) -> bool:
         """Whether nothing is remembered of *session* that is in memory alone, or costs too much to be restored."""

@@ -14,7 +14,7 @@ from broker.net.pauses import Pause
 from broker.net.source_pause import StreamPause
 from broker.overload.addresses import Addresses
 from broker.overload.connects import Connects
-from broker.overload.level import store_rate_of
+from broker.overload.level import cold_of, store_rate_of
 from broker.overload.monitor import OverloadMonitor
 from broker.overload.protection import Protection
 from broker.overload.store_rate import StoreRate
@@ -199,6 +199,8 @@ class ProtocolParts:
                 self.lifecycle.abandon,
                 clock,
                 partial(when_confirmed, None),
+                protection.throttle.add_gate(cold_of(str(base.worker)), clock()),
+                protection.throttle.opened,
             )
             self.durable = DurableSessions(
                 durable,

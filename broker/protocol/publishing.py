@@ -387,6 +387,8 @@ class Publishing:
         rate = self._store_rate
         if closed is None and rate is not None and self._over_store_rate(route, message):
             closed = rate.gate
+        if closed is None:
+            closed = route.closed_for_cold(message.qos)
         verdict = self._protection.judge(client, gates, publish, closed, now)
         if verdict.kind == ACCEPT:
             if rate is not None:

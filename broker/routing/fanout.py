@@ -47,7 +47,7 @@ class PagedPublish(PagedWork):
     is served, with receivers that left after that.
 
     Cold sessions are offered the message at once, as they may be warm when their turn would come. No session may become
-    cold while there are such publishes: it would leave a hole, and not get what it was a receiver of.
+    cold that is to get such a message (`Deliveries.topics_in_pages()`): it would leave a hole, and not get it.
     """
 
     def __init__(
@@ -84,6 +84,10 @@ class PagedPublish(PagedWork):
         self._messages: list[Message] = []  # for shared groups: each message has a receiver of its own
         if self._shared:
             self._messages = run.messages(b"") if run is not None else [message] if message is not None else []
+
+    def topic(self) -> bytes:
+        """The topic of a message of QoS 1 or 2; otherwise it is empty."""
+        return b"" if self._message is None or self._message.qos == 0 else self._message.topic
 
     def step(self, now: float) -> bool:
         room = PAGE
@@ -238,6 +242,12 @@ class Deliveries:
                 break
         origin.worker = origin.here
         return bool(unfinished)
+
+    def topics_in_pages(self) -> set[bytes]:
+        """The topics of the messages of QoS 1 and 2 that have not reached all of their receivers."""
+        topics = {work.topic() for work in self.unfinished if isinstance(work, PagedPublish)}
+        topics.discard(b"")
+        return topics
 
     def abandon(self) -> Outbox | None:
         """Forget the publish whose page has failed; return the outbox of the client that it came from.

@@ -43,8 +43,9 @@ class Neighbour(Subscriber):
 class ColdReceiver:
     """The cold sessions of this worker, as one receiver of a route: whoever has messages for them reads them."""
 
-    def __init__(self, store: Gate) -> None:
+    def __init__(self, store: Gate, gate: Gate) -> None:
         self.store: Final = store  # the gate of publishes of QoS 1 and 2 that are for cold sessions
+        self.gate: Final = gate  # which is blocked while too many of them wait, and measures nothing
 
     def offer(self, message: Message, now: float) -> None:
         """Deliver *message*, of QoS 1 or 2, to each cold session that it is for; hold it until all are done."""

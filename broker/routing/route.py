@@ -134,6 +134,10 @@ class ColdGroup(Group):
         self._receiver = receiver
         self._forget = forget
 
+    def closed_gate(self) -> Gate | None:
+        """The gate that a message of QoS 1 or 2 has to wait for; None if it need not."""
+        return self._receiver.gate if self._receiver.gate.blocked else None
+
     def deliver(self, message: Message, start: int, stop: int, publisher: Session | None, now: float) -> None:
         if message.qos == 0:
             return
@@ -274,11 +278,17 @@ class Route:
                 return gate_of_group
         return None
 
+    def closed_for_cold(self, qos: int) -> Gate | None:
+        """The gate that a message of *qos* has to wait for, as too many wait for cold sessions; None if it need not."""
+        return None if self.cold is None or qos == 0 else self.cold.closed_gate()
+
     def free(self, qos: int) -> bool:
         """Whether a message of *qos* may go to other workers, and to stores, without being judged."""
         for gate in self.gates_of(qos):
             if not gate.free:
                 return False
+        if self.closed_for_cold(qos) is not None:
+            return False
         return all(group.closed_gate() is None for group in self.shared)
 
     def add_shared(self, group: SharedGroup) -> None:

@@ -6,10 +6,24 @@ import pytest
 
 from broker.config.schema import Config, Limits
 from broker.insight import warm_first
+from broker.insight.explain import explain
 from broker.insight.pending_answers import PendingAnswer
+    Ack,
+    ConnAck,
+    Connect,
+    PUBACK,
+    PUBREC,
+    Publish,
+    Subscribe,
+    Unsubscribe,
+    V311,
+    Wanted,
+)
+from broker.mqtt.packets import (
 from broker.mqtt.packets import PUBACK, V311, Ack, ConnAck, Connect, Publish, Subscribe, Unsubscribe, Wanted
 from broker.protocol import cold_sessions
-from broker.protocol.cold_sessions import COOL_AFTER, COOLING, PATIENCE, ColdSessions
+from broker.protocol.cold_sessions import COOL_AFTER, COOLING, PATIENCE, WALKED, ColdSessions
+from broker.session.message import NEVER, Message
 from broker.session.session import Session
 from broker.store.redis.keys import SLICES, Keys
 from tests.cluster.durable_node import Durable, StartRedis
@@ -18,6 +32,7 @@ from tests.innode import Node, stored
 from tests.inprocess import Broker, Client
 from tests.insight.operators import Operator
 from tests.insight.test_admin_requests import requests_of
+from tests.redis_servers import RunningRedis
 
 pytestmark = pytest.mark.system  # real servers
 
@@ -372,6 +387,104 @@ def test_one_publish_for_many_cold_sessions_needs_bounded_memory(
         assert [b"1", b"2"] == [each[0] for each in payloads(node.connect(f"client-{number}"))]
 
 
+def fleet(node: Durable, many: int = WALKED + 20) -> None:
+    """Have so many cold sessions that want messages to `all/...`."""
+    for number in range(many):
+        away(node, f"client-{number}", b"all/+")
+    cool(node)
+    assert many == cold_of(node.worker).count()
+
+
+def publishes(topic: bytes, many: int) -> list[Publish]:
+    return [Publish(topic, b"%d" % number, 1, packet_id=number + 1) for number in range(many)]
+
+
+def acknowledged(client: Client) -> list[int]:
+    """The packet ids that were acknowledged since the last call."""
+    return [each.packet_id for each in client.receive() if isinstance(each, Ack)]
+
+
+def why(broker: Broker, client_id: str) -> str:
+    return " ".join(explain(broker.worker.diagnostics.facts(client_id)))
+
+
+def test_a_client_waits_for_the_sessions_that_it_has_read(node: Durable) -> None:
+    """Four clients could have thousands of such publishes under way, and all others would wait for these."""
+    fleet(node)
+    publisher, single = node.worker.connect("publisher"), node.worker.connect("single")
+    node.worker.answered = False
+    node.redis.pause()
+    publisher.send(*publishes(b"all/x", 5))
+    node.worker.settle()
+    assert 1 == cold_of(node.worker).waiting()
+    assert "for many sessions whose clients are away" in why(node.worker, "publisher")
+    single.send(*publishes(b"all/y", 1))
+    node.worker.settle()
+    assert 2 == cold_of(node.worker).waiting()
+    node.redis.go_on()
+    node.worker.answered = True
+    for _ in range(5):
+        node.worker.advance(0.1)
+
+    assert [1, 2, 3, 4, 5] == acknowledged(publisher)
+    assert [1] == acknowledged(single)
+    assert 0 == cold_of(node.worker).waiting()
+    assert "many sessions" not in why(node.worker, "publisher")
+    received = [each[0] for each in payloads(node.connect("client-7"))]
+    assert [b"0", b"0", b"1", b"2", b"3", b"4"] == sorted(received)
+    assert [b"1", b"2", b"3", b"4"] == received[-4:]
+
+
+@pytest.mark.interpreted  # compiled, constants have no place to be changed in
+def test_publishes_without_cold_receivers_go_on_while_too_many_wait_for_such(
+    node: Durable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients that publish to a fleet would have all publishers of the node wait."""
+    monkeypatch.setattr(cold_sessions, "MOST_WAITING", 3)
+    fleet(node)
+    here = node.subscriber("here", b"b")
+    fast, late = node.worker.connect("fast"), node.worker.connect("late")
+    those = [node.worker.connect(f"publisher-{number}") for number in range(3)]
+    node.worker.answered = False
+    node.redis.pause()
+    for each in those:
+        each.send(*publishes(b"all/x", 1))
+    late.send(*publishes(b"all/y", 1))
+    fast.send(*publishes(b"b", 1))
+    node.worker.settle()
+
+    assert 3 == cold_of(node.worker).waiting()
+    (publish,) = [each for each in here.receive() if isinstance(each, Publish)]
+    here.send(Ack(PUBACK, publish.packet_id))
+    node.worker.settle()
+    assert [1] == acknowledged(fast)
+    assert "for sessions that are read from Redis by worker 0" in why(node.worker, "late")
+    node.redis.go_on()
+    node.worker.answered = True
+    for _ in range(10):
+        node.worker.advance(0.1)
+    assert [[1]] * 4 == [acknowledged(each) for each in [*those, late]]
+
+
+def test_sessions_are_cooled_while_others_get_messages_in_pages(node: Durable) -> None:
+    """Where there are such messages all the time, all sessions would stay warm, and publishes for cold ones wait."""
+    away(node, "client", b"all/#")
+    away(node, "other", b"b")
+    worker = node.worker.worker
+    node.worker.clock.now += COOL_AFTER + 0.1
+    now = node.worker.clock()
+    message = Message(b"all/x", b"1", 1, False, b"", NEVER)
+    route = worker.routes.find(message.topic)
+    worker.protocol.deliveries._begin(route, message, None, None, None, False)
+    cold_of(node.worker).tick(now)
+    assert ["other"] == [each for each in ("client", "other") if cold_of(node.worker).has(each)]
+    cool(node)
+    cool(node)
+
+    assert 2 == cold_of(node.worker).count()
+    assert [b"1"] == [each[0] for each in payloads(node.connect("client"))]
+
+
 def test_a_publish_and_its_client_come_in_the_same_moment(node: Durable) -> None:
     """The session would be read twice: one of the two would be stored, and the other have the connection."""
     away(node)
@@ -455,8 +568,13 @@ def test_clients_that_are_away_are_listed_whose_sessions_are_cold(node: Durable)
 
 
 @pytest.fixture
-def pair(start_redis: StartRedis) -> Iterator[Node]:
-    node = Node(2, redis=start_redis().address, durable=True)
+def redis_of_pair(start_redis: StartRedis) -> RunningRedis:
+    return start_redis()
+
+
+@pytest.fixture
+def pair(redis_of_pair: RunningRedis) -> Iterator[Node]:
+    node = Node(2, redis=redis_of_pair.address, durable=True)
     yield node
     node.close()
 
@@ -511,6 +629,42 @@ def test_a_cold_session_gets_what_any_worker_takes_and_follows_its_client(
     assert [1] == published(pair, pair[publisher], b"a/c", b"3")
     assert [b"3"] == [each[0] for each in payloads(client)]
     assert 0 == cold_of(pair[0]).count() + cold_of(pair[1]).count()
+
+
+def test_the_client_of_another_worker_waits_alone_for_the_sessions_that_it_has_read(
+    pair: Node, redis_of_pair: RunningRedis
+) -> None:
+    """All that publish for durable sessions of this worker would wait at its gate until a fleet has been read."""
+    for number in range(WALKED + 20):
+        subscribed(pair[0], f"client-{number}", b"all/+").socket.close()
+    pair.settle()
+    cool_all(pair)
+    cool_all(pair)
+    here = subscribed(pair[0], "here", b"b")
+    publisher, fast = pair[1].connect("publisher"), pair[1].connect("fast")
+    cold = cold_of(pair[0])
+    assert WALKED + 20 == cold.count()
+    for worker in pair:
+        worker.answered = False
+    redis_of_pair.pause()
+    publisher.send(*publishes(b"all/x", 30))
+    pair.settle()
+    (peer,) = pair[1].mesh.peers
+    assert 1 <= cold.waiting() == peer.confirming.pending() < 30
+    assert peer.confirming.store is not None and 0 == peer.confirming.store.count
+    assert "for many sessions whose clients are away" in why(pair[1], "publisher")
+    fast.send(*publishes(b"b", 1))
+    pair.settle()
+    (publish,) = [each for each in here.receive() if isinstance(each, Publish)]
+    here.send(Ack(PUBACK, publish.packet_id))
+    pair.settle()
+    assert [1] == acknowledged(fast)
+    redis_of_pair.go_on()
+    for worker in pair:
+        worker.answered = True
+    for _ in range(10):
+        pair.advance(0.1)
+    assert [number + 1 for number in range(30)] == acknowledged(publisher)
 
 
 def test_a_worker_that_is_to_end_waits_for_no_cold_session(pair: Node) -> None:

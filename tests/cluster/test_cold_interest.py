@@ -38,7 +38,7 @@ Nodes = Callable[..., Node]
 
 class Shelf(ColdReceiver):
     def __init__(self, index: ColdIndex) -> None:
-        super().__init__(Gate(Overload(), "store", 1, 0.0))
+        super().__init__(Gate(Overload(), "store", 1, 0.0), Gate(Overload(), "cold", 2, 0.0))
         self.index = index
         self.offered: list[tuple[bytes, list[bytes]]] = []  # (payload, clients)
         self._held: list[Completion] = []

@@ -49,7 +49,7 @@ class Worker:
     def keep_cold(self) -> ColdIndex:
         """The index of its sessions that are in Redis only."""
         index = ColdIndex()
-        self.routes.set_cold(index, ColdReceiver(Gate(Overload(), "store", 1, 0.0)))
+        self.routes.set_cold(index, ColdReceiver(Gate(Overload(), "store", 1, 0.0), Gate(Overload(), "cold", 2, 0.0)))
         return index
 
     def tell(self) -> int:

@@ -84,6 +84,27 @@ def test_an_answer_leaves_with_its_last_receiver() -> None:
     assert 0 == publisher.queue.count
 
 
+@pytest.mark.parametrize("told", ["before", "after"])
+def test_a_connection_waits_for_a_receiver_that_needs_long(told: str) -> None:
+    """A client would have a million sessions read again and again, while others wait for what it has begun."""
+    publisher, message = Publisher(limit=2), publish()
+    completion = message.hold()
+    if told == "before":
+        completion.needs_long()
+    publisher.queue.add(completion, b"1", NOW, NOW)
+    completion.needs_long()
+    completion.needs_long()
+    second = publisher.publish(b"2", 1)
+    assert [publisher.outbox] == publisher.paused.sources
+    second.settle(NOW)
+    assert [publisher.outbox] == publisher.paused.sources
+    completion.settle(NOW)
+    assert [] == publisher.paused.sources
+    assert b"12" == publisher.answers() and 0 == publisher.queue.long
+    publisher.publish(b"3", 1)
+    assert [] == publisher.paused.sources
+
+
 def test_settling_more_often_than_held_is_an_error() -> None:
     """One receiver that settles twice has a publish acknowledged that another receiver lost."""
     publisher = Publisher()

@@ -107,6 +107,7 @@ def facts(**known: object) -> Facts:
         "override": None,
         "configured": None,
         "unacknowledged": 0,
+        "long": 0,
         "stores": [],
         "unanswered": [],
     }

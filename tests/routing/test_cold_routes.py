@@ -33,7 +33,7 @@ class Shelf(ColdReceiver):
     """Notes what it is offered; the sessions stay cold."""
 
     def __init__(self, index: ColdIndex) -> None:
-        super().__init__(gate())
+        super().__init__(gate(), gate())
         self._index = index
         self.taken: list[tuple[bytes, bytes]] = []  # (client, topic)
 

@@ -23,15 +23,6 @@ class StoreGate:
         self._done = 0  # publishes
         self._done_bytes = 0
 
-    def block(self) -> None:
-        """Let no publish pass until `unblock()`: too many wait for what is being read."""
-        self.gate.block()
-
-    def unblock(self, now: float) -> None:
-        self.gate.unblock()
-        if self.gate.open:
-            self._opened(self.gate, now)
-
     def sent(self, now: float) -> None:
         """A transaction leaves, with everything that is to be written of the publishes taken so far."""
         gate = self.gate
