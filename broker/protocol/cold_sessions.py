@@ -41,7 +41,7 @@ from broker.session.queue import MessageBudget
 from broker.session.session import Session
 from broker.store.durable.adoption import AdoptedSession
 from broker.store.durable.cold_reads import FOUND, MISSING
-from broker.store.durable.index import DEADLINE, READ, SUBSCRIPTIONS, deadline_of
+from broker.store.durable.index import DEADLINE, NEVER, READ, SUBSCRIPTIONS, deadline_of
 from broker.store.durable.record import SessionRecord
 from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
@@ -53,10 +53,11 @@ WALKED: Final = 64  # reads that messages may have under way
 OFFERED: Final = (
     4096  # messages that the sessions may get whose reads are under way: 20 ms, if all answers come at once
 )
-HOT: Final = 1000  # sessions that messages or operators have warmed and that are not cold again
+HOT: Final = 1000  # sessions that messages or operators have warmed and that are not cold again; twice, with expired
 PATIENCE: Final = 2.0  # seconds that a CONNECT waits, as for a new session that cannot be stored
 MOST_WARMING: Final = 4096  # reads under way, beyond which a CONNECT is refused at once: 2 KB each while Redis is away
 SOON: Final = 0.01  # seconds
+SLACK: Final = 2.0  # seconds by which a deadline may be wrong: clocks differ by that, and rounded times
 RETRY: Final = 0.1  # seconds until sessions are looked at that cannot be cooled now
 MOST_WAITING: Final = 1024  # messages that wait for cold sessions: each that arrives is looked for in all of them
 MOST_BYTES: Final = 8 << 20  # of them
@@ -87,8 +88,9 @@ class ColdMessage:
 class Warming:
     """A session that is being read."""
 
-    def __init__(self, client: bytes) -> None:
+    def __init__(self, client: bytes, deadline: int) -> None:
         self.client = client
+        self.deadline = deadline  # in the index that is stored
         self.walked = False  # for a message
         self.hot = False  # it is to be cold again as soon as there are many such sessions
         self.messages: list[ColdMessage] = []  # that were taken for it
@@ -227,7 +229,7 @@ class ColdSessions(ColdReceiver):
     def _warm(self, client: bytes, now: float) -> Warming:
         warming = self._warming.get(client)
         if warming is None:
-            warming = self._warming[client] = Warming(client)
+            warming = self._warming[client] = Warming(client, self.index.deadline(client))
             self._read(warming, now)
         return warming
 
@@ -253,6 +255,7 @@ class ColdSessions(ColdReceiver):
         if outcome != FOUND or adopted is None:
             self._give_up(warming, now, True)
             return
+        adopted.record.expect_deadline(warming.deadline)
         session = self._sessions.adopt(adopted, now)
         owed = self._owed(warming)
         if not session.ended:
@@ -261,6 +264,8 @@ class ColdSessions(ColdReceiver):
         if not session.ended:
             for held in owed:
                 self._routes.offer_to(session, held.message, now)
+            if owed:  # they may end before anything that waited
+                self._says_when(session, adopted.record)
             if warming.hot:
                 self._hot[session] = None
             self.rests(session, now)
@@ -373,10 +378,12 @@ class ColdSessions(ColdReceiver):
         due = NOTHING_DUE
         if self._connecting:
             due = self._refuse_connects(now)
-        if self._durable.adoption.done and len(self._warming) < WALKED:
+        if self._durable.adoption.done and len(self._warming) < WALKED and len(self._hot) < 2 * HOT:
             wall = self._durable.wall()
             for client in self.index.expired(wall, WALKED - len(self._warming)):
-                self._warm(client, now)
+                warming = self._warm(client, now)
+                warming.deadline = 0
+                warming.hot = True
             due = min(due, max(now + SOON, now + self.index.next_deadline() - wall))
         if self._resting:
             due = min(due, self._cool_some(now))
@@ -405,9 +412,12 @@ class ColdSessions(ColdReceiver):
 
     def rests(self, session: Session, now: float) -> None:
         """*session* has no client, from now on, or something else about it has changed."""
-        if isinstance(session.storage, SessionRecord):
+        record = session.storage
+        if isinstance(record, SessionRecord):
             self._resting.pop(session, None)
             self._resting[session] = now
+            if record.index_known() != READ:
+                self._says_when(session, record)
 
     def _cool_some(self, now: float) -> float:
         if not self._durable.adoption.done:
@@ -452,29 +462,48 @@ class ColdSessions(ColdReceiver):
             return self._forget(session)
         if self._store.find(session.client_id) is not session:
             return self._forget(session)
+        queue = record.present_queue()
+        if not record.all_stored():
+            if queue is not None:
+                queue.tidy()
+            return False
+        if session.transfer_filter is not None or not self._store.may_cool(session):
+            return False
+        if session in self._sessions.replays or (session.losses is not None and not session.losses.settled()):
+            return False
         value = record.index_known()
-        if value == READ:
-            expires = self._durable.wall() + self._sessions.expires(session) - self._clock()
-            record.store_index(self._sessions.index_value(session, expires))
-            return self._forget(session) if record.index_known() == READ else False
+        if not self._says_when(session, record):
+            return self._forget(session) if value == record.index_known() == READ else False
         if self._in_pages and self._awaits_page(value[DEADLINE:]):
             return False
-        if session.transfer_filter is not None or not record.all_stored() or not self._store.may_cool(session):
-            return False
         client = session.client_id.encode()
-        queue = record.present_queue()
-        deadline = deadline_of(value)
-        if queue is not None:
-            deadline = int(min(deadline, queue.due))
         owner = OURS
         if queue is not None:
             owner |= (SENT if queue.sent_before() else 0) | (LATE if queue.expects_late() else 0)
-        if not self.index.add(client, deadline, value[DEADLINE:], owner):
+        if not self.index.add(client, deadline_of(value), value[DEADLINE:], owner):
             return self._forget(session)
         self._sessions.leave(session)
         self._store.cool(session)
         self._counters.sessions_cooled += 1
         return self._forget(session)
+
+    def _says_when(self, session: Session, record: SessionRecord) -> bool:
+        """Whether the index says when *session* ends, or the first of its messages: then it is to be read.
+
+        Otherwise the index will, if that is known and the session may be kept unread. Without it the messages of a
+        session that a later worker keeps unread would stay when they have ended.
+        """
+        wall, queue = self._durable.wall(), record.present_queue()
+        ends = wall + self._sessions.expires(session) - self._clock()
+        if queue is not None:
+            if queue.due <= wall + SLACK:  # a sweep finds out
+                return False
+            ends = min(ends, queue.due)
+        value = record.index_known()
+        if value != READ and abs(deadline_of(value) - min(ends, NEVER)) <= SLACK:
+            return True
+        record.store_index(self._sessions.index_value(session, ends))
+        return False
 
     def _awaits_page(self, interest: bytes) -> bool:
         """Whether a message for a session with *interest* may be under way in pages that have counted it."""
@@ -486,8 +515,11 @@ class ColdSessions(ColdReceiver):
         return False
 
     def _may_be_cold(self, session: Session) -> bool:
-        """Whether nothing is remembered of *session* that is in memory alone, or costs too much to be restored."""
-        if session.will is not None or session.losses is not None or session in self._sessions.replays:
+        """Whether nothing is remembered of *session* that is in memory alone, or costs too much to be restored.
+
+        Nothing of that changes until its client comes back or `rests()` is called.
+        """
+        if session.will is not None:
             return False
         if session.inflight() or len(session.subscriptions) > SUBSCRIPTIONS or self._sessions.limits.queue_qos0:
             return False

@@ -155,15 +155,14 @@ class ColdIndex:
         session = self._find(client)
         return -1 if session == NONE else int(self._sessions[session >> BITS].owner[session & LOW])
 
+    def deadline(self, client: bytes) -> int:
+        """The deadline of the session of *client*; NO_DEADLINE if it is not cold, or was returned by `expired()`."""
+        session = self._find(client)
+        return NO_DEADLINE if session == NONE else int(self._sessions[session >> BITS].deadline[session & LOW])
+
     def matches(self, topic: bytes) -> bool:
         """Whether a session has a filter that matches *topic*, or has the hash of one. O(shapes)."""
-        if self._count:
-            hashes = self.hashes(topic)
-            for shape in self._numbers:
-                wanted = hashes.of(shape)
-                if wanted and self._head(wanted) != NONE:
-                    return True
-        return False
+        return self.count(topic, 1) > 0
 
     def count(self, topic: bytes, most: int) -> int:
         """How many sessions `matching()` would find, or *most* if there are more. A session counts for each filter."""

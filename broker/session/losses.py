@@ -121,6 +121,10 @@ class Losses:
         lost = sum([loss.count for label, loss in self._here.items() if label in LOSSES])
         return lost if told is None else lost - sum([count for label, count in told.items() if label in LOSSES])
 
+    def settled(self) -> bool:
+        """Whether what its client, which is away, is to be told is stored: nothing but counts is in memory alone."""
+        return self.state == IGNORED or (self.state == QUIET and not (self.queued or self.unstored))
+
     def stamp(self, at: int) -> bool:
         """Take note of the time *at*; true if something was lost since the last time."""
         lost = self._lost_here()

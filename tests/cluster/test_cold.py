@@ -1,4 +1,5 @@
 # Sessions that are in Redis alone: in a node of one worker, and of two, with a real Redis.
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,19 +9,21 @@ from broker.config.schema import Config, Limits
 from broker.insight import warm_first
 from broker.insight.explain import explain
 from broker.insight.pending_answers import PendingAnswer
+from broker.mqtt.packets import (
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    V5,
+    V311,
     Ack,
     ConnAck,
     Connect,
-    PUBACK,
-    PUBREC,
     Publish,
     Subscribe,
     Unsubscribe,
-    V311,
     Wanted,
 )
-from broker.mqtt.packets import (
-from broker.mqtt.packets import PUBACK, V311, Ack, ConnAck, Connect, Publish, Subscribe, Unsubscribe, Wanted
+from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL
 from broker.protocol import cold_sessions
 from broker.protocol.cold_sessions import COOL_AFTER, COOLING, PATIENCE, WALKED, ColdSessions
 from broker.session.message import NEVER, Message
@@ -185,6 +188,128 @@ def test_a_cold_session_expires(node: Durable) -> None:
 
     assert 0 == cold_of(node.worker).count() == node.worker.session_count()
     assert [] == node.redis.client().keys("*:session:*")
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_session_that_has_lost_messages_is_cooled(nodes_of: Callable[..., Durable], told: bool) -> None:
+    """One message of QoS 0 while their clients are away would keep all sessions in memory."""
+    node = nodes_of(Config(limits=Limits(queue=2)))
+    client = node.subscriber("client", b"a/+")
+    if told:
+        client.send(Subscribe(2, [Wanted(b"$SYS/broker/clients/client/gap", 1)]))
+        client.receive()
+    client.socket.close()
+    node.worker.settle()
+    node.worker.connect("publisher").send(Publish(b"a/b", b"0", 0))
+    node.publish(b"a/b", *[b"%d" % number for number in range(5)])
+    for _ in range(20):
+        node.worker.look_at_gaps()
+        node.worker.advance(1.0)
+    cool(node)
+    cool(node)
+    assert 1 == cold_of(node.worker).count()
+    node.publish(b"a/b", b"5", b"6")
+    for _ in range(20):
+        node.worker.look_at_gaps()
+        node.worker.advance(1.0)
+    cool(node)
+    cool(node)
+    assert 1 == cold_of(node.worker).count()
+
+    received = [each[0] for each in payloads(node.connect("client"))]
+    assert [b"5", b"6"] == received[-2:]
+    assert [5] * told == [json.loads(each)["count"] for each in received[:-2]]
+
+
+@pytest.mark.interpreted  # compiled, constants have no place to be changed in
+def test_sessions_with_full_queues_hold_no_publish_up(
+    nodes_of: Callable[..., Durable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would never be cold again, as what was dropped had been read: all further sessions would wait for that."""
+    monkeypatch.setattr(cold_sessions, "HOT", 4)
+    monkeypatch.setattr(cold_sessions, "WALKED", 4)
+    node = nodes_of(Config(limits=Limits(queue=2)))
+    many = 12
+    for number in range(many):
+        away(node, f"client-{number}", b"all/+")
+    cool(node)
+    publisher = node.worker.connect("publisher")
+    for publish in publishes(b"all/x", 5):
+        publisher.send(publish)
+        for _ in range(150):
+            node.worker.advance(0.1)
+            node.worker.look_at_gaps()
+        assert [publish.packet_id] == acknowledged(publisher)
+
+    for number in range(many):
+        assert [b"3", b"4"] == [each[0] for each in payloads(node.connect(f"client-{number}"))][-2:]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_session_is_cooled_that_has_taken_a_part_of_what_was_stored_together(node: Durable, qos: int) -> None:
+    """A client that leaves in the middle of its messages would keep its session in memory."""
+    away(node, qos=qos)
+    publisher = node.worker.connect("publisher")
+    publisher.send(*[Publish(b"a/b", b"%d" % number, qos, packet_id=number + 1) for number in range(6)])
+    node.worker.settle()
+    node.worker.advance(0.3)
+    asked = node.redis.client()
+    (queue,) = asked.keys("*:queue:*:client")
+    assert asked.llen(queue) < 6
+    for taken in ((b"1", b"3"), ()):
+        client = node.connect("client")
+        for each in client.receive():
+            if isinstance(each, Publish) and each.payload in taken:
+                client.send(Ack(PUBACK if qos == 1 else PUBREC, each.packet_id))
+                if qos == 2:
+                    client.send(Ack(PUBCOMP, each.packet_id))
+        node.worker.settle()
+        client.socket.close()
+        node.worker.settle()
+        for _ in range(4):
+            cool(node)
+        assert 1 == cold_of(node.worker).count()
+    received = [each[0] for each in payloads(node.connect("client"))]
+    assert [b"0", b"2", b"4", b"5"] == received
+
+
+@pytest.mark.parametrize("state", ["left", "warm", "cold"])
+def test_messages_end_of_a_session_that_nobody_reads(node: Durable, state: str) -> None:
+    """They would take their place in Redis until the client comes back or the session ends."""
+    client = node.subscriber("client", b"a/+", 1)
+    publisher = node.worker.connect("publisher", V5)
+    if state != "left":
+        client.socket.close()
+        node.worker.settle()
+        cool(node)
+    publisher.send(Publish(b"a/b", b"1", 1, packet_id=1, properties={MESSAGE_EXPIRY_INTERVAL: 60}))
+    publisher.send(Publish(b"a/b", b"2", 1, packet_id=2))
+    node.worker.settle()
+    client.socket.close()
+    node.worker.settle()
+    node.worker.advance(0.3)
+    if state != "warm":
+        cool(node)
+        cool(node)
+    node.kill()
+    assert 1 == cold_of(node.worker).count()
+    asked = node.redis.client()
+    (queue,) = asked.keys("*:queue:*:client")
+    before = sum(map(len, asked.lrange(queue, 0, -1)))
+    node.worker.advance(70.0)
+    for _ in range(5):
+        node.worker.advance(0.1)
+
+    (queue,) = asked.keys("*:queue:*:client")
+    assert sum(map(len, asked.lrange(queue, 0, -1))) < before
+    node.worker.look_at_gaps()
+    cool(node)
+    cool(node)
+    assert 1 == cold_of(node.worker).count()
+    node.kill()  # that time is over, so it is not to be read again
+    node.worker.advance(0.1)
+    assert 1 == cold_of(node.worker).count()
+    assert [b"2"] == [each[0] for each in payloads(node.connect("client"))]
 
 
 @pytest.mark.parametrize("restart", [False, True])

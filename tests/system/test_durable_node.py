@@ -10,7 +10,9 @@ from broker.mqtt.packets import PUBACK, PUBREC, V5, Ack, ConnAck, Connect, Prope
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from tests.system import node
 from tests.system.nodes import Node, StartNode, stop
+from tests.system.processes import free_port
 from tests.system.raw import RawClient
+from tests.system.test_metrics import exposition
 
 pytestmark = pytest.mark.weir_only("a matter of Weir's processes")
 
@@ -96,6 +98,32 @@ def restart(start_node: StartNode) -> Callable[[Node], Node]:
         return durable(start_node, port=weir.port)
 
     return stop_and_start
+
+
+def test_sessions_of_absent_clients_are_in_redis_alone(start_node: StartNode) -> None:
+    """They would fill the memory of the workers, and a node that starts would read all of them before it serves."""
+    admin, many = free_port(), 20
+    weir = start_node(2, 0, store__durability="process", admin__enabled="true", admin__port=admin)
+
+    def leave(number: int) -> None:
+        client, _ = back(weir, f"client-{number}")
+        client.subscribe(f"topic/{number}", f"all/{number}/#", qos=1)
+        client.close()
+
+    for number in range(many):
+        leave(number)
+    weir.wait_until(lambda: exposition(admin)["weir_sessions_cold"] == many, "let go of sessions")
+    kill_workers(weir)
+    weir.wait_for("sessions_adopted", 4)
+    assert many == sum(each["cold"] for each in weir.lines("sessions_adopted")[2:])
+    publisher = weir.client("publisher")
+    for number in range(many):
+        publisher.send(Publish(b"topic/%d" % number, b"%d" % number, 1, packet_id=number + 1))
+    for number in range(many):
+        assert number + 1 == publisher.expect(Ack).packet_id
+    for number in range(many):
+        client, present = back(weir, f"client-{number}")
+        assert present and [b"%d" % number] == [each.payload for each in received(client, 1)]
 
 
 @pytest.mark.parametrize("what", ["workers", "redis", "all", "restart"])

@@ -3,10 +3,12 @@
 # - b"": read the session. Its client is connected, or it has a will, a shared subscription, or more filters than are
 #   worth it; or it is no session (group_queue.py, dropped_queues.py).
 # - Otherwise its client is away: 4 bytes for the Unix time in seconds at which the session expires, rounded up (NEVER:
-#   it does not), and for each filter of QoS 1 or 2 an entry of routing/interest.py.
+#   it does not), and for each filter of QoS 1 or 2 an entry of routing/interest.py. The time is earlier, if a message
+#   that waits ends before: then the session is to be read, to free the memory of the message.
 #
 # It is written in the transaction that stores that the client has left, or is back. So b"" is never wrong, and another
-# value always right.
+# value always right, but for the time of messages: that is written with a message for a session that was unread, and
+# otherwise some seconds later, when the session is to be unread (protocol/cold_sessions.py).
 import math
 from collections.abc import Iterable
 from typing import Final
@@ -38,5 +40,5 @@ def index_value(expires: float, filters: Iterable[bytes]) -> bytes:
 
 
 def deadline_of(value: bytes) -> int:
-    """When the session expires, of which an index has *value*: Unix time, or NEVER."""
+    """When the session that an index has *value* of is to be read: Unix time, or NEVER."""
     return int.from_bytes(value[:DEADLINE], "big")

@@ -225,6 +225,7 @@ class QueueParts(QueuePlaces):
             self.count -= excess
             self.waiting_bytes -= excess_bytes
             self.exact = True
+            self._done_unread = {}  # what is left of it was between the messages of packs
             earliest = sweep.earliest
         self._expiry.set(self, max(earliest, wall + PAUSE_PER_PAGE * sweep.pages))
         self._end_sweep()
@@ -353,6 +354,15 @@ class QueueParts(QueuePlaces):
         self._restored_to = max(self._restored_to, self._sent_to)
         self.stored.forget_read()
         self._ready = NONE_READY
+
+    def tidy(self) -> None:
+        """Nobody is connected, and what is stored is to say everything: forget what was read, and have removed what is
+        done in packs that have other messages. That takes a sweep.
+        """
+        if self.stored.read:
+            self._unload()
+        elif (self._done_unread or self._marks.completed_unread) and self._sweep is None:
+            self._expiry.set(self, 0.0)
 
     def _refill(self) -> None:
         """Have messages ready, if few are and some wait elsewhere: at once if they are in memory."""

@@ -17,7 +17,7 @@ from broker.session.subscription import Subscription
 from broker.session.transfer.entries import subscription_options, will_fields
 from broker.session.will import Will
 from broker.store.durable.group_commit import GroupCommit
-from broker.store.durable.index import READ
+from broker.store.durable.index import DEADLINE, READ
 from broker.store.durable.memberships import Memberships
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.removals import INDEX, Words, in_transaction
@@ -104,6 +104,11 @@ class SessionRecord(SessionStorage, Writer):
     def expect_index(self, value: bytes) -> None:
         """The index has *value* of the session."""
         self._index = value
+
+    def expect_deadline(self, deadline: int) -> None:
+        """The deadline that the index has is *deadline*."""
+        if self._index:
+            self._index = deadline.to_bytes(DEADLINE, "big") + self._index[DEADLINE:]
 
     def index_known(self) -> bytes:
         """What the index says of the session; READ, too, if that is not known."""

@@ -533,9 +533,13 @@ class SimWorker:
         assert isinstance(record, SessionRecord)
         if session.outbox is not None or session.inflight() or record.index_known() == READ:
             return False
-        if (session.incoming is not None and session.incoming.count) or not record.all_stored():
+        if session.incoming is not None and session.incoming.count:
             return False
         queue = record.present_queue()
+        if not record.all_stored():
+            if queue is not None:
+                queue.tidy()
+            return False
         if queue is None or not queue.sent_before():
             self._unsent.add(client)
         if queue is not None and queue.expects_late():
