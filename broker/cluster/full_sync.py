@@ -21,6 +21,7 @@ from broker.routing.shared import SharedGroup
 from broker.session.message import NEVER, Message
 
 PAGE: Final = 256  # filters, or retained messages, between two looks at the clock
+COLD_PAGE: Final = 512  # entries of cold sessions, about: to tell one takes a tenth of the time
 
 
 class Progress:
@@ -109,9 +110,9 @@ class FullSync:
             progress.cold = -1
             return
         self._routes.announce_cold()
-        entries, progress.cold = index.entries(progress.cold, PAGE)
+        entries, progress.cold = index.entries(progress.cold, COLD_PAGE)
         if entries:
-            progress.peer.tell(wire.change(wire.COLD_GAINED, 0, b"".join(entries)))
+            progress.peer.tell(wire.change(wire.COLD_GAINED, 0, entries))
 
     def _tell_retained(self, progress: Progress) -> bool:
         """Tell a page of retained messages; true if that was the last."""

@@ -31,9 +31,10 @@ from broker.metrics.counters import Counters
 from broker.overload.gate import Gate
 from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.subscribing import Subscribing
-from broker.routing.cold_index import ColdIndex, ColdWalk
+from broker.routing.cold_index import ColdIndex
+from broker.routing.cold_walk import ColdWalk
 from broker.routing.fanout import Deliveries
-from broker.routing.interest import HASH, TopicHashes, entries_of
+from broker.routing.interest import DEADLINE, HASH, TopicHashes, entries_of
 from broker.routing.neighbour import ColdReceiver
 from broker.routing.routes import Routes
 from broker.session.message import Message
@@ -41,7 +42,7 @@ from broker.session.queue import MessageBudget
 from broker.session.session import Session
 from broker.store.durable.adoption import AdoptedSession
 from broker.store.durable.cold_reads import FOUND, MISSING
-from broker.store.durable.index import DEADLINE, NEVER, READ, SUBSCRIPTIONS, deadline_of
+from broker.store.durable.index import NEVER, READ, SUBSCRIPTIONS, deadline_of
 from broker.store.durable.record import SessionRecord
 from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
@@ -165,18 +166,15 @@ class ColdSessions(ColdReceiver):
 
     # What the store tells.
 
-    def keep_cold(self, client: bytes, value: bytes, incarnation: bytes) -> bool:
+    def keep_cold(self, entries: list[bytes], incarnation: bytes) -> list[bytes]:
         """See `SessionOwner`."""
-        if self._sessions.limits.queue_qos0 or (len(client) >= 2 and client[0] == 0):
-            return False
-        number = self._numbers.get(incarnation)
-        if number is None:
-            number = len(self._owners)
-            if number == MOST_OWNERS:
-                return False
+        number = self._numbers.get(incarnation, len(self._owners))
+        if self._sessions.limits.queue_qos0 or number == MOST_OWNERS:
+            return entries[::2]
+        if number == len(self._owners):
             self._owners.append(incarnation)
             self._numbers[incarnation] = number
-        return self.index.add(client, deadline_of(value), value[DEADLINE:], number)
+        return self.index.load(entries, number)
 
     def is_ours(self, incarnation: bytes) -> None:
         """*incarnation* is that of this worker."""

@@ -221,8 +221,11 @@ class DurableSessions:
 
     # What the store tells.
 
-    def keep_cold(self, client: bytes, value: bytes, incarnation: bytes) -> bool:
-        return self.cold.keep_cold(client, value, incarnation)
+    def expect_cold(self, sessions: int) -> None:
+        self.cold.index.expect(sessions)
+
+    def keep_cold(self, entries: list[bytes], incarnation: bytes) -> list[bytes]:
+        return self.cold.keep_cold(entries, incarnation)
 
     def renamed(self, clients: list[bytes]) -> None:
         self.cold.renamed(clients)

@@ -13,11 +13,13 @@
 #              A filter without wildcards has the empty shape.
 #   8 bytes    blake2b of the filter
 #
-# It is stored, so the form is the same in all processes and stays as it is (store/redis/keys.py has the version).
+# It is stored, behind a deadline (store/durable/index.py), so the form is the same in all processes and stays as it is
+# (store/redis/keys.py has the version).
 from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Final
 
+DEADLINE: Final = 4  # bytes: Unix time in seconds, big-endian, before a stored interest
 HASH: Final = 8  # bytes: two of a million filters are equal with a probability of 3 in 10^8
 FILTERS: Final = 256  # of one session: with more it is never cold, as to add and remove it would hold the loop
 LEVELS: Final = 250  # of a filter with wildcards: a level is a byte, and so is the length of a shape

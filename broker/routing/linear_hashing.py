@@ -1,11 +1,31 @@
 # Linear hashing: a table that grows by one bucket at a time.
 #
 # A table that doubles when it is full holds the loop for as long as it takes to move all its entries: 100 ms for a
-# million. Here each addition that makes the table too full splits one bucket, in turn, so all pay the same. Buckets are
-# found by Python's hash of bytes, which has a secret, so that nobody can choose keys that end in one bucket.
+# million. Here each addition that makes the table too full splits one bucket, in turn, so all pay the same. Where a key
+# belongs depends on a secret, the one of Python's hash of bytes, so that nobody can choose keys that end in one bucket.
 from typing import Final
 
+from mypy_extensions import i64
+
 FEWEST: Final = 64  # buckets
+HASHED: Final = 0x3FFFFFFF  # the bits of a hashed key
+# Of `hashed()`. The sum has 63 bits at most.
+_COEFFICIENT: Final = (1 << 45) - 1
+_A: Final[i64] = hash(b"first") & _COEFFICIENT
+_B: Final[i64] = hash(b"second") & _COEFFICIENT
+_C: Final[i64] = hash(b"third") & _COEFFICIENT
+_D: Final[i64] = hash(b"fourth") & _COEFFICIENT
+_E: Final[i64] = hash(b"constant") & _COEFFICIENT
+
+
+def hashed(digest: i64) -> int:
+    """HASHED bits for a stored hash, which everybody can work out.
+
+    Strongly universal: "vector multiply-shift" with pieces of 16 bits (Thorup, High Speed Hashing for Integers and
+    Strings, section 3.2).
+    """
+    found: i64 = _A * (digest & 0xFFFF) + _B * (digest >> 16 & 0xFFFF) + _C * (digest >> 32 & 0xFFFF)
+    return (found + _D * (digest >> 48 & 0xFFFF) + _E) >> 15 & HASHED
 
 
 class LinearHashing:
@@ -16,14 +36,14 @@ class LinearHashing:
         self._whole = FEWEST  # buckets when the present round of splits began; each of them is split once in it
 
     def begin(self, buckets: int) -> None:
-        """Have about *buckets* while all are empty: the largest power of 2 that is not larger."""
-        while 2 * self._whole <= buckets:
+        """Have about *buckets* while all are empty: the smallest power of 2 that is not smaller."""
+        while self._whole < buckets:
             self._whole *= 2
         self.count = self._whole
 
-    def number(self, key: bytes) -> int:
-        """The bucket of *key*."""
-        found = hash(key) & (2 * self._whole - 1)
+    def number(self, hashed: int) -> int:
+        """The bucket of a key with HASHED bits *hashed*."""
+        found = hashed & (2 * self._whole - 1)
         return found if found < self.count else found - self._whole
 
     def split(self) -> int:

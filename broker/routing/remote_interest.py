@@ -21,11 +21,12 @@ class RemoteInterest:
         self.sets: dict[Neighbour, HashSet] = {}
         self._filters: dict[bytes, bytes] = {}  # of entries that routes were made with
 
-    def gained(self, entry: bytes, neighbour: Neighbour) -> None:
+    def gained(self, entries: bytes, neighbour: Neighbour) -> bool:
+        """*neighbour* has cold sessions with these *entries*; false if they are malformed."""
         known = self.sets.get(neighbour)
         if known is None:
             known = self.sets[neighbour] = HashSet()
-        known.add(entry)
+        return known.add_all(entries)
 
     def lost(self, entry: bytes, neighbour: Neighbour) -> bytes:
         """The filter of *entry*, if routes may have been made with it; else it is empty."""

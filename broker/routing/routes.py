@@ -270,13 +270,13 @@ class Routes:
 
     # What other workers report.
 
-    def add_cold_elsewhere(self, entries: list[bytes], neighbour: Neighbour) -> None:
+    def add_cold_elsewhere(self, entries: bytes, neighbour: Neighbour) -> bool:
         """*neighbour* has cold sessions with these *entries*: those that have been told by their filters so far.
 
-        Otherwise `invalidate()` is to be called, before the filters of other workers are forgotten for them.
+        Otherwise `invalidate()` is to be called, before the filters of other workers are forgotten for them. False:
+        they are malformed.
         """
-        for entry in entries:
-            self.cold_elsewhere.gained(entry, neighbour)
+        return self.cold_elsewhere.gained(entries, neighbour)
 
     def remove_cold_elsewhere(self, entries: list[bytes], neighbour: Neighbour) -> None:
         """*neighbour* has no cold session with any of these *entries*."""

@@ -5,7 +5,7 @@ import pytest
 
 from broker.cluster import wire
 from broker.cluster.announcements import Announcements
-from broker.cluster.full_sync import PAGE, FullSync
+from broker.cluster.full_sync import COLD_PAGE, PAGE, FullSync
 from broker.cluster.peer import Peer
 from broker.config.schema import Overload
 from broker.overload.gate import Gate
@@ -140,7 +140,7 @@ def entries(frames: list[tuple[int, bytes]]) -> list[bytes]:
     for kind, body in frames:
         if kind == wire.COLD_GAINED:
             page = entries_of(wire.read_change(body)[1], len(body))
-            assert page is not None and 0 < len(page) <= 3 * PAGE
+            assert page is not None and 0 < len(page) <= 3 * COLD_PAGE
             found += page
     return found
 
@@ -153,14 +153,14 @@ def test_cold_sessions_go_in_pages_once_all_are_adopted(lanes: Lanes) -> None:
     worker.sync.begin(peer)
     assert 0 == worker.tell()
     index = worker.keep_cold()
-    for number in range(5000):
+    for number in range(10_000):
         assert index.add(b"%d" % number, NO_DEADLINE, entry_of(b"%d" % (number // 2)), 0)
     assert 0 == worker.tell()
     worker.adopted = True
     assert worker.tell() > 5
 
     frames = told(peer)
-    assert sorted(entry_of(b"%d" % number) for number in range(2500)) == sorted(entries(frames))
+    assert sorted(entry_of(b"%d" % number) for number in range(5000)) == sorted(entries(frames))
     assert wire.ALL_TOLD == kinds(frames)[-1]
     assert {0} == {wire.read_number(body) for kind, body in frames if kind == wire.COLD_GAINED}
 

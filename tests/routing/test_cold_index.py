@@ -14,8 +14,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from broker.routing.cold_index import NAME, NEW_SHAPES, SHAPES, ColdIndex, ColdWalk
+from broker.routing.cold_index import NAME, ColdIndex
 from broker.routing.cold_segments import NO_DEADLINE
+from broker.routing.cold_shapes import NEW_SHAPES, SHAPES
+from broker.routing.cold_walk import ColdWalk
 from broker.routing.interest import entries_of, entry_of, interest_of
 from broker.routing.neighbour import Neighbours
 from tests.routing.reference import filters, matches, topics
@@ -98,6 +100,22 @@ class Model(RuleBasedStateMachine):
         for walk in self.open:
             walk.owed.discard(client)
 
+    @rule(
+        page=st.lists(st.tuples(clients, st.lists(filters, max_size=4, unique=True) | st.none()), max_size=6),
+        deadline=st.integers(90, 130) | st.just(NO_DEADLINE),
+        owner=st.integers(0, 65535),
+    )
+    def load(self, page: list[tuple[bytes, list[bytes] | None]], deadline: int, owner: int) -> None:
+        stored = deadline.to_bytes(4, "big")
+        values = [b"" if wanted is None else stored + interest(*wanted) for _, wanted in page]
+        entries = [part for (client, _), value in zip(page, values, strict=True) for part in (client, value)]
+        assert [client for client, wanted in page if wanted is None] == self.index.load(entries, owner)
+        for client, wanted in page:
+            if wanted is not None:
+                self.sessions[client] = Session(deadline, wanted, owner)
+                for walk in self.open:
+                    walk.owed.discard(client)
+
     @rule(client=clients)
     def discard(self, client: bytes) -> None:
         for walk in self.open:
@@ -176,8 +194,8 @@ class Model(RuleBasedStateMachine):
             names += page
         place = 0
         while place >= 0:
-            page, place = self.index.entries(place, most)
-            entries += page
+            told, place = self.index.entries(place, most)
+            entries += entries_of(told, len(told)) or []
         assert sorted(names) == sorted(self.sessions)
         assert sorted(entries) == sorted(+self.peers.entries)
 
@@ -235,7 +253,7 @@ def test_a_walk_finds_each_session_that_stays_cold_and_says_which_it_still_owes(
             change(what, client, names)
 
     assert walk.done and not owed
-    assert not index._walks
+    assert not index.walks
 
 
 def test_a_message_for_thousands_finds_them_in_steps() -> None:
@@ -278,11 +296,31 @@ def test_one_session_does_not_take_all_shapes() -> None:
     assert index.add(b"two", NO_DEADLINE, interest(*deep), 0)
 
 
+def test_a_filter_that_is_stored_twice_counts_once() -> None:
+    """A message would be for one session twice."""
+    index = index_of({b"client": [b"a"]})
+    assert index.add(b"twice", NO_DEADLINE, interest(b"a") * 2, 0)
+
+    assert [b"twice", b"client"] == index.matching(b"a")
+    assert index.discard(b"twice")
+    assert [b"client"] == index.matching(b"a")
+
+
+def test_a_deadline_may_be_beyond_2038() -> None:
+    """Sessions that are stored then would end at once, or never."""
+    index = ColdIndex()
+    assert [] == index.load([b"client", b"\x80\0\0\0"], 0)
+
+    assert float(1 << 31) == index.next_deadline()
+    assert [b"client"] == index.expired(float(1 << 31), 1)
+
+
 def test_what_cannot_be_read_is_not_added() -> None:
     """A record that somebody has written to Redis would end a worker, or a session be lost."""
     index = ColdIndex()
 
     assert not index.add(b"client", NO_DEADLINE, b"\0abc", 0)
+    assert [b"client", b"short"] == index.load([b"client", b"\0\0\0\0\0abc", b"short", b"\0\0\0", b"odd"], 0)
     assert not index.add(b"c" * (NAME + 1), NO_DEADLINE, b"", 0)
     assert not index.discard(b"c" * (NAME + 1))
     assert 0 == len(index)

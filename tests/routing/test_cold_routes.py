@@ -234,7 +234,7 @@ def test_a_warm_session_is_offered_what_waited_as_a_route_does() -> None:
 
 
 def told(party: Party, worker: Neighbour, *wanted: bytes) -> None:
-    party.routes.add_cold_elsewhere([entry_of(filter) for filter in wanted], worker)
+    assert party.routes.add_cold_elsewhere(b"".join(entry_of(filter) for filter in wanted), worker)
 
 
 def lost(party: Party, worker: Neighbour, *wanted: bytes) -> None:

@@ -7,7 +7,8 @@
 # 2. The commit number of each former owner is to expire: from then on no session can become one of that worker, neither
 #    by a worker that gives it, and keeps it then, nor by what the former owner had sent and the server reads late. It
 #    would come to a page that was read before.
-#    Page by page, the index of that owner is read then, and the server renames the keys of its sessions. The answers
+#    Page by page, the index of that owner is read then; the server reads a page while this worker works on the one
+#    before. Then it renames the keys of the sessions. The answers
 #    have the records; of sessions with messages only the client ids: they are read, a few at a time. Queues of sessions
 #    that have ended come with them (dropped_queues.py). The former owner is removed, once it has nothing left, and its
 #    fence and its commit number end soon: a worker is followed only after its process has ended (supervisor/child.py),
@@ -32,7 +33,6 @@ from broker.reasons import StoreFailure
 from broker.store.durable.dropped_queues import DroppedQueues, is_dropped
 from broker.store.durable.group_commit import PAUSE
 from broker.store.durable.group_queue import is_session
-from broker.store.durable.index import READ as UNKNOWN
 from broker.store.durable.pack import decode_pack
 from broker.store.durable.queue_state import QueueState
 from broker.store.durable.record import SessionRecord
@@ -79,8 +79,15 @@ class SessionOwner(Protocol):
         """Whether the session of *client_id* is here already: then it is not read."""
         ...
 
-    def keep_cold(self, client: bytes, value: bytes, incarnation: bytes) -> bool:
-        """Whether the session of *client* stays unread: *value*, from the index of *incarnation*, says enough of it."""
+    def expect_cold(self, sessions: int) -> None:
+        """About so many have former owners."""
+        ...
+
+    def keep_cold(self, entries: list[bytes], incarnation: bytes) -> list[bytes]:
+        """*entries* of the index of *incarnation*: client ids, each before its value, perhaps known already.
+
+        Returns the clients whose sessions are to be read: of each other one, its value says enough.
+        """
         ...
 
     def renamed(self, clients: list[bytes]) -> None:
@@ -169,10 +176,12 @@ class Adoption:
         self._wall = wall
         self._owner: SessionOwner | None = None
         self._former: list[bytes] = []  # owners that have sessions left, perhaps
+        self._to_measure: list[bytes] = []  # former owners whose sessions are not counted yet
+        self._expected = 0  # sessions of a slice
         self._fenced = 0  # client ids in the fence of the last of them that were looked at
         self._slice = 0
         self._cursor = FIRST_CURSOR  # of the index, where the next page of it begins
-        self._unadopted: list[bytes] = []  # client ids of the last page of a former owner
+        self._unadopted: list[bytes] = []  # client ids of a former owner, in the slice
         self._unread: list[bytes] = []  # client ids that are to be read
         self._scanning = False  # its own index
         self._lost = False  # an answer was
@@ -233,7 +242,22 @@ class Adoption:
         fields = cast(list[bytes], reply)
         owners = zip(fields[::2], fields[1::2], strict=True)
         self._former = [owner for owner, shard in owners if owner != self._me and self._follows(shard)]
+        self._to_measure = self._former[:]
+        self._measure(now)
+
+    def _measure(self, now: float) -> None:
+        """Ask how many sessions there may be, so that there is room for them. One slice stands for all."""
+        if self._to_measure:
+            index = self._keys.sessions(0, self._to_measure.pop()).index
+            self._send(self._script.call([index], ["scan", FIRST_CURSOR, 1]), self._measured, now)
+            return
+        assert self._owner is not None
+        self._owner.expect_cold(SLICES * self._expected)
         self._follow_next(now)
+
+    def _measured(self, reply: object, now: float) -> None:
+        self._expected += cast(list[Any], reply)[2]
+        self._measure(now)
 
     def _follows(self, shard: bytes) -> bool:
         """Whether this worker has what was *shard*; the first one has what nobody can say of."""
@@ -269,26 +293,25 @@ class Adoption:
     def _scanned(self, reply: object, now: float) -> None:
         owner = self._owner
         assert owner is not None
-        self._cursor, entries = cast(list[Any], reply)
-        found = dict(zip(entries[::2], entries[1::2], strict=True))  # a scan may repeat some
+        self._cursor, entries, _length = cast(list[Any], reply)
         if self._scanning:
+            found = dict(zip(entries[::2], entries[1::2], strict=True))  # a scan may repeat some
             new = [each for each in found if not self._is_dropped(each) and not owner.has(client_id_of(each))]
-            self._unread = [each for each in new if not self._stays_unread(each, found[each], self._me)]
+            self._unread = owner.keep_cold([part for each in new for part in (each, found[each])], self._me)
             self._read_page(now)
         elif self.done:
-            self._unadopted = list(found)
+            self._unadopted = list(dict.fromkeys(entries[::2]))
             self._adopt_page(now)
         else:
-            former = self._former[-1]
-            self._unadopted = [each for each, value in found.items() if not self._stays_unread(each, value, former)]
-            self._has_cold = self._has_cold or len(self._unadopted) < len(found)
-            self._adopt_page(now)
-
-    def _stays_unread(self, client: bytes, value: bytes, incarnation: bytes) -> bool:
-        """Whether nobody has to read the session of *client* now, of which the index of *incarnation* has *value*."""
-        owner = self._owner
-        assert owner is not None
-        return value != UNKNOWN and owner.keep_cold(client, value, incarnation)
+            former, at_end = self._former[-1], self._cursor == FIRST_CURSOR
+            if not at_end:
+                self._scan(now)
+            unadopted = owner.keep_cold(entries, former)
+            self._has_cold = self._has_cold or 2 * len(unadopted) < len(entries)
+            self._unadopted += unadopted
+            if at_end:
+                self._unadopted = list(dict.fromkeys(self._unadopted))
+                self._adopt_page(now)
 
     def _adopt_page(self, now: float) -> None:
         clients, self._unadopted = self._unadopted[:ADOPTED], self._unadopted[ADOPTED:]

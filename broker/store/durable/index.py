@@ -13,11 +13,10 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from broker.routing.interest import interest_of
+from broker.routing.interest import DEADLINE, interest_of
 
 READ: Final = b""
 NEVER: Final = 0xFFFFFFFF
-DEADLINE: Final = 4  # bytes
 SUBSCRIPTIONS: Final = 100  # of a session that need not be read: they are registered in one turn
 # KEYS index; ARGV client id of a session that was in it, what it says from now on. It changes nothing if the session
 # was taken from this worker, which may not know it: the worker that follows would adopt it a second time. The server

@@ -10,6 +10,7 @@ import msgpack
 from hiredis import ReplyError
 
 from broker.delivery.completion import Completion
+from broker.routing.interest import DEADLINE
 from broker.session.message import Message
 from broker.session.queue import Holder, MessageQueue
 from broker.session.storage import SessionStorage
@@ -17,7 +18,7 @@ from broker.session.subscription import Subscription
 from broker.session.transfer.entries import subscription_options, will_fields
 from broker.session.will import Will
 from broker.store.durable.group_commit import GroupCommit
-from broker.store.durable.index import DEADLINE, READ
+from broker.store.durable.index import READ
 from broker.store.durable.memberships import Memberships
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.removals import INDEX, Words, in_transaction

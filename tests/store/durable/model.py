@@ -425,7 +425,8 @@ class ModelRedis:
             entries = sorted(index.items())  # in any order, but the same one in each run
             first, most = int(words[1]), int(words[2])
             following = first + most if first + most < len(entries) else 0
-            return [b"%d" % following, [part for entry in entries[first : first + most] for part in entry]]
+            page: list[Reply] = [part for entry in entries[first : first + most] for part in entry]
+            return [b"%d" % following, page, len(entries)]
         if words[0] == b"adopt":
             answers: list[Reply] = []
             if self._value(keys[2], list)[-1:] != [b""]:

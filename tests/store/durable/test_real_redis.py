@@ -8,7 +8,7 @@ from broker.mqtt.packets import PUBREL, V311, Ack, Publish
 from broker.reasons import DropReason, StoreFailure
 from broker.session.message import NEVER, Message
 from broker.session.queue import MessageBudget
-from broker.store.durable.adoption import ADOPTED, AdoptedSession
+from broker.store.durable.adoption import ADOPTED, SCANNED, AdoptedSession
 from broker.store.durable.removals import SESSIONS
 from broker.store.durable.shared_bodies import RECEIVERS, REDUCE
 from broker.store.durable.stored_session import FORM
@@ -374,6 +374,8 @@ class ManySessions:
 
     def __init__(self) -> None:
         self.sessions: dict[str, AdoptedSession] = {}
+        self.cold: dict[bytes, bytes] = {}
+        self.expected = 0
         self.ready = False
 
     def has(self, client_id: str) -> bool:
@@ -386,11 +388,17 @@ class ManySessions:
     def adopted(self, now: float) -> None:
         self.ready = True
 
-    def keep_cold(self, client: bytes, value: bytes, incarnation: bytes) -> bool:
-        return False
+    def expect_cold(self, sessions: int) -> None:
+        self.expected = sessions
+
+    def keep_cold(self, entries: list[bytes], incarnation: bytes) -> list[bytes]:
+        assert not self.ready
+        found = dict(zip(entries[::2], entries[1::2], strict=True))
+        self.cold |= {client: value for client, value in found.items() if value}
+        return [client for client, value in found.items() if not value]
 
     def renamed(self, clients: list[bytes]) -> None:
-        raise AssertionError(clients)
+        assert self.ready
 
     def damaged(self, client_id: str, why: str, here: bool, now: float) -> None:
         raise AssertionError(why)
@@ -424,10 +432,40 @@ def test_all_sessions_of_a_large_node_are_adopted(start_redis: StartRedis, loop:
     loop.until(lambda: owner.ready)
 
     assert count == len(owner.sessions)
+    assert 0.7 * count < owner.expected < 1.4 * count
     assert all(owner.sessions[f"client-{number}"].stored.expiry == number for number in range(count))
     (fence,) = redis.client().keys(f"*{incarnation(1).decode()}*")
     assert KEYS.fence(incarnation(1)) == fence
     assert 0 < redis.client().ttl(fence) <= FENCED_FOR
+
+
+def test_sessions_that_stay_unread_and_others_are_found_beyond_a_page(start_redis: StartRedis, loop: Loop) -> None:
+    """A page that is asked for while the last one is worked on would be lost, or be taken for another answer."""
+    redis = start_redis()
+    count = 16 * 3 * SCANNED
+    writes = redis.client().pipeline(transaction=False)
+    for owner in (1, 3):
+        writes.hset(KEYS.durable_owners("node"), incarnation(owner), 0)
+    for number in range(count):
+        client = b"client-%d" % number
+        keys = KEYS.sessions(KEYS.slice_of(client), incarnation(1 + number % 4 // 3 * 2))
+        writes.hset(keys.index, client, b"%d" % number if number % 5 else b"")
+        if not number % 5:
+            writes.hset(keys.records + client, b"", msgpack.packb((FORM, number, None)))
+    writes.execute()
+    commands = CommandPipeline(loop.wire(), redis.address, "adopter", loop.log)
+    store = store_of(commands, 2, MessageBudget(PLENTY), loop.now)
+    loop.ticking.append(store)
+    commands.start(loop.now())
+    sessions = ManySessions()
+    store.serve(sessions, loop.now())
+    loop.until(lambda: sessions.ready)
+
+    assert {f"client-{number}": number for number in range(0, count, 5)} == {
+        client: adopted.stored.expiry for client, adopted in sessions.sessions.items()
+    }
+    assert {b"client-%d" % number: b"%d" % number for number in range(count) if number % 5} == sessions.cold
+    assert 0.9 * count < sessions.expected < 1.1 * count
 
 
 def test_what_tells_of_a_worker_that_has_ended_ends_itself(start_redis: StartRedis, loop: Loop) -> None:

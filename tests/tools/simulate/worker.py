@@ -486,11 +486,18 @@ class SimWorker:
         else:
             self.restore(session)
 
-    def keep_cold(self, client: bytes, value: bytes, incarnation: bytes) -> bool:
+    def expect_cold(self, sessions: int) -> None:
+        pass
+
+    def keep_cold(self, entries: list[bytes], incarnation: bytes) -> list[bytes]:
         """In some worlds sessions stay unread until all are known. Then each is read where it is, before they serve."""
-        if self._world.cold:
+        if not self._world.cold:
+            return entries[::2]
+        found = dict(zip(entries[::2], entries[1::2], strict=True))
+        unread = [client for client, value in found.items() if value == READ]
+        for client in found.keys() - unread:
             self.cold[client] = b"" if incarnation == self.incarnation else incarnation
-        return self._world.cold
+        return unread
 
     def renamed(self, clients: list[bytes]) -> None:
         for client in clients:
