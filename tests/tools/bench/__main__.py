@@ -62,6 +62,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--sessions", type=int, default=100_000, help="of `durable-sizes` and `restart` (default 100000)"
     )
+    parser.add_argument("--workers", type=int, default=2, help="of `restart` (default 2)")
     parser.add_argument("--takeovers", type=int, default=200, help="of `takeover`, of each kind (default 200)")
     parser.add_argument("--kills", type=int, default=takeover.KILLS, help="of `takeover` (default 10)")
     parser.add_argument("--attackers", metavar="NAME,...", help=f"of `hostile`, of: {', '.join(ATTACKS)}")
@@ -144,7 +145,7 @@ def main() -> None:
             elif arguments.what == "durable-sizes":
                 table, results = durable_sizes.measure(bench, arguments.sessions)
             elif arguments.what == "restart":
-                table, results = restart.measure(bench, arguments.sessions)
+                table, results = restart.measure(bench, arguments.workers, arguments.sessions)
             elif arguments.what == "takeover":
                 table, results = takeover.measure(bench, arguments.takeovers, arguments.kills)
             elif arguments.what == "flush":

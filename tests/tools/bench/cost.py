@@ -14,7 +14,7 @@ def resident_kib(pid: int) -> int:
 
 def resident_kib_of(process: int) -> int:
     """That of one process alone. OSError if it has ended."""
-    return _status_kib(process, "VmRSS:")
+    return status_kib(process, "VmRSS:")
 
 
 def family(pid: int) -> list[int]:
@@ -39,7 +39,7 @@ def _scheduled_ns(pid: int) -> int:
 
 def peak_kib(pid: int) -> int:
     """Greatest resident memory of each process since `forget_peak()`: their sum, so an upper bound of that of all."""
-    return _sum(pid, lambda process: _status_kib(process, "VmHWM:"))
+    return _sum(pid, lambda process: status_kib(process, "VmHWM:"))
 
 
 def forget_peak(pid: int) -> None:
@@ -59,7 +59,7 @@ def _sum(pid: int, cost: Callable[[int], int]) -> int:
     return total
 
 
-def _status_kib(pid: int, field: str) -> int:
+def status_kib(pid: int, field: str) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     if field not in status:  # its parent has not waited for it yet
         raise ProcessLookupError(f"process {pid} has ended")
