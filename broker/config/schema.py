@@ -161,7 +161,8 @@ class Limits:
     # The longest; a 3.x session with clean session 0 has it.
     session_expiry: float = duration(7 * 86400.0, most=4_294_967_295.0)
     keep_alive: int = number(0, most=65535)  # seconds; 0 = as the client asks, else the longest allowed
-    sessions: int = number(1_000_000, least=1)  # connected or not; about 1 KiB and its queue, 150 bytes if stored and away
+    # Connected or not; each takes about 1 KiB and its queue, and 150 bytes if it is stored and its client away.
+    sessions: int = number(1_000_000, least=1)
     client_id_bytes: int = number(1024, least=23, most=65535)  # at least 23 [MQTT-3.1.3-5]
     # Deeper than any naming scheme in use; bounds the work of matching.
     topic_levels: int = number(32, least=1, most=32768)
