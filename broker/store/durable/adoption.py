@@ -181,6 +181,7 @@ class Adoption:
         self._fenced = 0  # client ids in the fence of the last of them that were looked at
         self._slice = 0
         self._cursor = FIRST_CURSOR  # of the index, where the next page of it begins
+        self._page: list[bytes] = []  # of the index of a former owner, that is to be looked at
         self._unadopted: list[bytes] = []  # client ids of a former owner, in the slice
         self._unread: list[bytes] = []  # client ids that are to be read
         self._scanning = False  # its own index
@@ -202,7 +203,9 @@ class Adoption:
         self._join(now)
 
     def tick(self, now: float) -> float:
-        """Go on after a failure; the time at which that is due."""
+        """Look at a page, as the next one is asked for; or go on after a failure, at the time that is returned."""
+        if self._page:
+            self._look_at_page(now)
         command = self._command
         if command is None or not self._again_at:
             return float("inf")
@@ -303,15 +306,27 @@ class Adoption:
             self._unadopted = list(dict.fromkeys(entries[::2]))
             self._adopt_page(now)
         else:
-            former, at_end = self._former[-1], self._cursor == FIRST_CURSOR
-            if not at_end:
+            self._keep_page_cold()
+            self._page = entries
+            if self._cursor != FIRST_CURSOR:
                 self._scan(now)
-            unadopted = owner.keep_cold(entries, former)
-            self._has_cold = self._has_cold or 2 * len(unadopted) < len(entries)
+            elif not entries:
+                self._look_at_page(now)
+
+    def _look_at_page(self, now: float) -> None:
+        self._keep_page_cold()
+        if self._cursor == FIRST_CURSOR:
+            self._unadopted = list(dict.fromkeys(self._unadopted))
+            self._adopt_page(now)
+
+    def _keep_page_cold(self) -> None:
+        """Have sessions stay unread of which a page of the index says enough."""
+        page, self._page = self._page, []
+        if page:
+            assert self._owner is not None
+            unadopted = self._owner.keep_cold(page, self._former[-1])
+            self._has_cold = self._has_cold or 2 * len(unadopted) < len(page)
             self._unadopted += unadopted
-            if at_end:
-                self._unadopted = list(dict.fromkeys(self._unadopted))
-                self._adopt_page(now)
 
     def _adopt_page(self, now: float) -> None:
         clients, self._unadopted = self._unadopted[:ADOPTED], self._unadopted[ADOPTED:]
