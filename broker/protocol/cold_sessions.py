@@ -54,7 +54,9 @@ WALKED: Final = 64  # reads that messages may have under way
 OFFERED: Final = (
     4096  # messages that the sessions may get whose reads are under way: 20 ms, if all answers come at once
 )
-HOT: Final = 1000  # sessions that messages or operators have warmed and that are not cold again; twice, with expired
+# Sessions that messages or operators have warmed and that are not cold again; twice, with expired. They take 40 MB. A
+# message for more of them costs 100 times as much for each, as for one that is warm.
+HOT: Final = 16_384
 PATIENCE: Final = 2.0  # seconds that a CONNECT waits, as for a new session that cannot be stored
 MOST_WARMING: Final = 4096  # reads under way, beyond which a CONNECT is refused at once: 2 KB each while Redis is away
 SOON: Final = 0.01  # seconds
