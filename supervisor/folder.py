@@ -59,7 +59,7 @@ class NodeFolder:
             raise
 
     def _take(self) -> None:
-        self._check_length()
+        self._check_path()
         self.path.mkdir(ONLY_ITS_OWNER, parents=True, exist_ok=True)
         self._check_rights()
         self._check_owner()
@@ -123,7 +123,13 @@ class NodeFolder:
             os.close(descriptor)
         return None
 
-    def _check_length(self) -> None:
+    def _check_path(self) -> None:
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError:  # configuration files and log lines have it, and are UTF-8
+            raise FolderError(
+                f"The path of the folder {os.fsencode(self.path)!r} is not UTF-8: set node.folder to another one."
+            ) from None
         if len(os.fsencode(self.control)) > LONGEST_SOCKET_PATH:
             raise FolderError(
                 f"The path of the folder {self.path} is too long for the sockets in it "

@@ -85,6 +85,16 @@ def test_a_name_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
         NodeFolder("one", str(tmp_path / ("n" * 100))).take()
 
 
+def test_a_path_that_is_not_utf8_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """Files of the embedded Redis and log lines have the path: the start would end in a traceback."""
+    strange = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+
+    with pytest.raises(FolderError, match=r"caf\\xe9' is not UTF-8: set node.folder to another one"):
+        NodeFolder("one", strange).take()
+
+    assert not os.path.exists(strange)
+
+
 def test_sockets_of_a_dead_supervisor_are_removed(folder: NodeFolder) -> None:
     """A kill -9 would keep the node from ever starting again."""
     folder.release()
