@@ -48,9 +48,9 @@ class Sessions:
         self.owner: vec[i32] = _NONE_OF_ALL[:]
         self.stamp: vec[i64] = _NEVER[:]
 
-    def name(self, at: int) -> bytes:
-        start: int = self.offset[at]
-        stop: int = start + self.length[at]
+    def name(self, at: i64) -> bytes:
+        start = i64(self.offset[at])
+        stop = start + i64(self.length[at])
         return bytes(self.text[start:stop])
 
     def compact(self) -> None:
@@ -83,23 +83,32 @@ class Buckets(LinearHashing):
         super().__init__()
         self._parts: vec[vec[i32]] = vec[vec[i32]]([_NO_BUCKETS[:FEWEST]])
 
-    def expect(self, buckets: int) -> None:
+    def expect(self, buckets: i64) -> None:
         """Have *buckets*, about, while all are empty."""
         self.begin(buckets)
         self._parts = vec[vec[i32]]()
-        for start in range(0, self.count, PART):
+        start: i64 = 0
+        while start < self.count:
             self._parts = append(self._parts, _NO_BUCKETS[: min(PART, self.count - start)])
+            start += PART
 
-    def get(self, number: int) -> int:
-        return self._parts[number >> PART_BITS][number & PART_LOW]
+    def get(self, number: i64) -> i64:
+        return i64(self._parts[number >> PART_BITS][number & PART_LOW])
 
-    def set(self, number: int, first: int) -> None:
-        self._parts[number >> PART_BITS][number & PART_LOW] = first
+    def set(self, number: i64, first: i64) -> None:
+        self._parts[number >> PART_BITS][number & PART_LOW] = i32(first)
 
-    def grow(self) -> int:
+    def firsts(self, numbers: vec[i64]) -> vec[i64]:
+        """What is first in each of the buckets *numbers*. No read waits for another one."""
+        found = vec[i64]()
+        for number in numbers:
+            found = append(found, self.get(number))
+        return found
+
+    def grow(self) -> i64:
         """Add a bucket; the number of the one whose content is to be divided between itself and the new one."""
         if not self.count & PART_LOW:
             self._parts = append(self._parts, vec[i32]())
-        last = len(self._parts) - 1
+        last: i64 = len(self._parts) - 1
         self._parts[last] = append(self._parts[last], NONE)
         return self.split()

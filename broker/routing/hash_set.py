@@ -9,6 +9,7 @@ from librt.strings import read_i64_le
 from librt.vecs import append, pop, vec
 from mypy_extensions import i64
 
+from broker.routing.cold_shapes import UNKNOWN, Shapes
 from broker.routing.interest import HASH, TopicHashes
 from broker.routing.linear_hashing import FEWEST, LinearHashing, hashed
 
@@ -24,8 +25,8 @@ class Bucket:
 
 class HashSet:
     def __init__(self) -> None:
-        self._count = 0
-        self._shapes: dict[bytes, int] = {}  # how many entries have them
+        self._count: i64 = 0
+        self._shapes = Shapes()  # each is used once by an entry
         self._hashing = LinearHashing()
         self._buckets: list[Bucket] = [Bucket() for _ in range(FEWEST)]
 
@@ -34,26 +35,28 @@ class HashSet:
 
     def add_all(self, entries: bytes) -> bool:
         """Add those *entries* that are not there; false, if they are malformed: then those before are added."""
-        at, end = 0, len(entries)
+        at: i64 = 0
+        end: i64 = len(entries)
         while at < end:
-            length = entries[at]
-            stop = at + 1 + length
-            if stop + HASH > end or length == 1:
+            length = i64(entries[at])
+            after = at + 1 + length + HASH
+            if after > end or length == 1:
                 return False
-            self._add(read_i64_le(entries, stop), entries[at + 1 : stop])
-            at = stop + HASH
+            self._add(entries, at)
+            at = after
         return True
 
     def add(self, entry: bytes) -> bool:
         """Add *entry*; false if it is there."""
-        return self._add(_digest_of(entry), entry[1:-HASH])
+        return self._add(entry, 0)
 
-    def _add(self, digest: i64, shape: bytes) -> bool:
+    def _add(self, entries: bytes, at: i64) -> bool:
+        digest = read_i64_le(entries, at + 1 + i64(entries[at]))
         bucket = self._bucket_of(digest)
         if digest in bucket.digests:
             return False
         bucket.digests = append(bucket.digests, digest)
-        self._shapes[shape] = self._shapes.get(shape, 0) + 1
+        self._shapes.use(entries, at)
         self._count += 1
         if self._count > FULL * self._hashing.count:
             self._split()
@@ -63,25 +66,21 @@ class HashSet:
         """Remove *entry*; false if it is not there."""
         digest = _digest_of(entry)
         bucket = self._bucket_of(digest)
-        if digest not in bucket.digests:
+        shape = self._shapes.find(entry, 0)
+        if digest not in bucket.digests or shape == UNKNOWN:
             return False
         bucket.digests, last = pop(bucket.digests)
         for place in range(len(bucket.digests)):
             if bucket.digests[place] == digest:
                 bucket.digests[place] = last
-        shape = entry[1:-HASH]
-        left = self._shapes[shape] - 1
-        if left:
-            self._shapes[shape] = left
-        else:
-            del self._shapes[shape]
+        self._shapes.leave(shape)
         self._count -= 1
         return True
 
     def matching(self, hashes: TopicHashes) -> list[bytes]:
         """The shapes of the entries that match a topic. O(shapes)."""
         found: list[bytes] = []
-        for shape in self._shapes:
+        for shape in self._shapes.numbers:
             wanted = hashes.of(shape)
             if wanted and self._has(read_i64_le(wanted, 0)):
                 found.append(shape)

@@ -18,7 +18,7 @@ _D: Final[i64] = hash(b"fourth") & _COEFFICIENT
 _E: Final[i64] = hash(b"constant") & _COEFFICIENT
 
 
-def hashed(digest: i64) -> int:
+def hashed(digest: i64) -> i64:
     """HASHED bits for a stored hash, which everybody can work out.
 
     Strongly universal: "vector multiply-shift" with pieces of 16 bits (Thorup, High Speed Hashing for Integers and
@@ -32,23 +32,23 @@ class LinearHashing:
     """Numbers of buckets from 0 to `count` - 1."""
 
     def __init__(self) -> None:
-        self.count = FEWEST
-        self._whole = FEWEST  # buckets when the present round of splits began; each of them is split once in it
+        self.count: i64 = FEWEST
+        self._whole: i64 = FEWEST  # buckets when the present round of splits began; each of them is split once in it
 
-    def begin(self, buckets: int) -> None:
+    def begin(self, buckets: i64) -> None:
         """Have about *buckets* while all are empty: the smallest power of 2 that is not smaller."""
         while self._whole < buckets:
             self._whole *= 2
         self.count = self._whole
 
-    def number(self, hashed: int) -> int:
+    def number(self, hashed: i64) -> i64:
         """The bucket of a key with HASHED bits *hashed*."""
-        found = hashed & (2 * self._whole - 1)
+        found: i64 = hashed & (2 * self._whole - 1)
         return found if found < self.count else found - self._whole
 
-    def split(self) -> int:
+    def split(self) -> i64:
         """There is one more bucket; the number of the one whose entries belong to itself or to the new one now."""
-        divided = self.count - self._whole
+        divided: i64 = self.count - self._whole
         self.count += 1
         if self.count == 2 * self._whole:
             self._whole = self.count

@@ -31,6 +31,11 @@ def interest(*wanted: bytes) -> bytes:
     return found
 
 
+def _cut(value: bytes) -> bytes:
+    """A value with an entry that ends at any place."""
+    return value[:4] + interest(b"a/+/b")[: len(value)]
+
+
 def index_of(sessions: dict[bytes, list[bytes]]) -> ColdIndex:
     index = ColdIndex()
     for client, wanted in sessions.items():
@@ -326,6 +331,15 @@ def test_what_cannot_be_read_is_not_added() -> None:
     assert 0 == len(index)
     assert index.add(b"c" * NAME, NO_DEADLINE, b"", 3)
     assert 3 == index.find(b"c" * NAME)
+
+
+@given(st.lists(st.tuples(clients, st.binary(max_size=40) | st.binary(min_size=4, max_size=30).map(_cut)), max_size=5))
+def test_values_are_read_as_they_are_everywhere(stored: list[tuple[bytes, bytes]]) -> None:
+    """What somebody has written to Redis would end each worker that starts."""
+    index = ColdIndex()
+    warm = index.load([part for entry in stored for part in entry], 0)
+
+    assert warm == [client for client, value in stored if len(value) < 4 or entries_of(value[4:]) is None]
 
 
 def test_numbers_and_text_are_used_again() -> None:
