@@ -146,9 +146,8 @@ class ClusterLinks:
             era=bytes.fromhex(redis.era),
             read_up_to=base.reactor.read_up_to,
         )
-        self.durable_store = DurableStore(
-            commands, commit, keys, worker, base.workers, budget, base.wall, base.config.limits.queue_ttl
-        )
+        ttl, soon = base.config.limits.queue_ttl, base.reactor.soon
+        self.durable_store = DurableStore(commands, commit, keys, worker, base.workers, budget, base.wall, ttl, soon)
         self.durable_store.store_retained(retained, self.stamps, most_unwritten)
         self.durable_store.start(base.clock())
         return self.durable_store

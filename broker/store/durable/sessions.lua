@@ -3,9 +3,11 @@
 -- broker/store/redis/keys.py describes the keys. But for fences, commit numbers and the workers, all keys of a call are in
 -- one slice. Those of sessions end in a client id, and are given without it, in the order: records, queues, released.
 --
---   scan   a page of an index
+--   count  KEYS an index; ARGV op
+--          -> how many entries it has
+--   scan   a page of an index that is a set, as HSCAN of one that is a hash
 --          KEYS the index; ARGV op, cursor, how many entries, about
---          -> {next cursor, {client id, value, ...}, how many entries there are}
+--          -> {next cursor, {client id, '', ...}}
 --   adopt  a worker has ended, and some of its sessions are those of another one
 --          KEYS index of the former owner, index of the new one, fence of the former owner
 --          ARGV op, keys of the former owner, keys of the new one, Unix time in seconds, how many bytes of records to
@@ -100,17 +102,16 @@ local function complete(client, record)
   return bytes
 end
 
+if op == 'count' then
+  return redis.call(redis.call('TYPE', KEYS[1]).ok == 'set' and 'SCARD' or 'HLEN', KEYS[1])
+end
+
 if op == 'scan' then
-  if redis.call('TYPE', KEYS[1]).ok ~= 'set' then
-    local page = redis.call('HSCAN', KEYS[1], ARGV[2], 'COUNT', ARGV[3])
-    page[3] = redis.call('HLEN', KEYS[1])
-    return page
-  end
   local page, entries = redis.call('SSCAN', KEYS[1], ARGV[2], 'COUNT', ARGV[3]), {}
   for i, client in ipairs(page[2]) do
     entries[2 * i - 1], entries[2 * i] = client, ''
   end
-  return { page[1], entries, redis.call('SCARD', KEYS[1]) }
+  return { page[1], entries }
 end
 
 -- Most sessions have a record, and nothing beside it: such a session costs two commands, and a part of four.

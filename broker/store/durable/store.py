@@ -72,17 +72,18 @@ class DurableStore(OnReady):
         budget: MessageBudget,
         wall: Callable[[], float],
         ttl: float,
+        soon: Callable[[float], None],
     ) -> None:
         """*worker* is one of *workers* of its node. *commands*: a connection that nobody else uses, that *commit*
         writes to, and that is not started.
 
         *budget*: in which messages in memory count. *wall*: Unix time in seconds. *ttl*: seconds that a message may
-        wait.
+        wait. *soon* has `tick()` called at a time.
         """
         self.commit = commit
         self._script = Script(commands, SESSIONS)
         self._dropped = DroppedQueues(commit, commands)
-        self.adoption = Adoption(commands, self._script, keys, worker, workers, self.begin, self._dropped, wall)
+        self.adoption = Adoption(commands, self._script, keys, worker, workers, self.begin, self._dropped, wall, soon)
         self._commands = commands
         self._keys = keys
         self._me = worker.incarnation_text.encode()

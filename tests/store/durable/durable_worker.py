@@ -54,10 +54,11 @@ def store_of(
     ttl: float = WEEK,
     workers: int = 1,
     replication: Replication | None = None,
+    soon: Callable[[float], None] = lambda when: None,
 ) -> DurableStore:
     """The store of the worker *number*, the first of *workers*; `fenced` of its commit is to be set.
 
-    *ttl*: seconds that a message may wait.
+    *ttl*: seconds that a message may wait. *soon* has its `tick()` called at a time.
     """
     me = incarnation(number)
 
@@ -77,7 +78,7 @@ def store_of(
         bodies=SharedBodies(KEYS, me, ttl),
         replication=replication,
     )
-    return DurableStore(commands, commit, KEYS, WorkerId("node", 0, number), workers, budget, wall, ttl)
+    return DurableStore(commands, commit, KEYS, WorkerId("node", 0, number), workers, budget, wall, ttl, soon)
 
 
 def receiver_of(record: SessionRecord, client: str, budget: MessageBudget, queue: int = PLENTY) -> Receiver:

@@ -30,7 +30,7 @@ Kind = TypeVar("Kind", list[bytes], set[bytes], dict[bytes, bytes])
 DENIED_WHEN_FULL = frozenset((b"RPUSH", b"LSET", b"SADD", b"SET", b"HSET"))
 # What full.lua runs: nothing else may be in it.
 REMOVALS = frozenset((b"LTRIM", b"LSET", b"LREM", b"SREM", b"SADD", b"HSET", b"HDEL", b"DEL", b"RENAME", b"EXISTS"))
-READS = frozenset((b"LRANGE", b"LINDEX", b"LLEN", b"GET", b"HGETALL", b"HMGET", b"SMEMBERS", b"EXISTS"))
+READS = frozenset((b"LRANGE", b"LINDEX", b"LLEN", b"GET", b"HGETALL", b"HMGET", b"HSCAN", b"SMEMBERS", b"EXISTS"))
 
 
 class ModelServer:
@@ -259,7 +259,7 @@ class ModelRedis:
             return b"OK"
         if name in (b"RPUSH", b"LTRIM", b"LSET", b"LREM", b"LRANGE", b"LINDEX", b"LLEN"):
             return self._of_list(name, key, words)
-        if name in (b"HSET", b"HDEL", b"HGETALL", b"HMGET"):
+        if name in (b"HSET", b"HDEL", b"HGETALL", b"HMGET", b"HSCAN"):
             return self._of_hash(name, key, words)
         return self._of_set(name, key, words)
 
@@ -338,6 +338,11 @@ class ModelRedis:
             return self._keep(key, {field: value for field, value in found.items() if field not in words})
         if name == b"HMGET":
             return [found.get(field) for field in words]
+        if name == b"HSCAN":
+            entries = sorted(found.items())  # in any order, but the same one in each run
+            first, most = int(words[0]), int(words[2])
+            following = first + most if first + most < len(entries) else 0
+            return [b"%d" % following, [part for entry in entries[first : first + most] for part in entry]]
         return [part for field in found.items() for part in field]
 
     def _of_set(self, name: bytes, key: bytes, words: list[bytes]) -> Reply:
@@ -421,12 +426,8 @@ class ModelRedis:
     def _script(self, keys: list[bytes], words: list[bytes]) -> Reply:
         """What sessions.lua does."""
         index = self._value(keys[0], dict) if keys else {}
-        if words[0] == b"scan":
-            entries = sorted(index.items())  # in any order, but the same one in each run
-            first, most = int(words[1]), int(words[2])
-            following = first + most if first + most < len(entries) else 0
-            page: list[Reply] = [part for entry in entries[first : first + most] for part in entry]
-            return [b"%d" % following, page, len(entries)]
+        if words[0] == b"count":
+            return len(index)
         if words[0] == b"adopt":
             answers: list[Reply] = []
             if self._value(keys[2], list)[-1:] != [b""]:

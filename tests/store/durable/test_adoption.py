@@ -5,16 +5,21 @@ from typing import Any
 import msgpack
 import pytest
 
-from broker.store.durable.adoption import RECORDS
+from broker.session.queue import MessageBudget
+from broker.store.durable.adoption import RECORDS, SCANNED
 from broker.store.durable.dropped_queues import name_of
 from broker.store.durable.index import index_value
 from broker.store.durable.removals import SESSIONS
 from broker.store.durable.stored_session import FORM, HEAD, LEFT
+from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import FENCED_FOR
+from broker.store.redis.pipeline import CommandPipeline
 from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis
-from tests.store.durable.durable_worker import CLIENT, EXPIRY, KEYS, DurableWorker, incarnation
+from tests.session.receiver import PLENTY
+from tests.store.durable.durable_worker import CLIENT, EXPIRY, KEYS, DurableWorker, OneSession, incarnation, store_of
 from tests.store.durable.model import ModelRedis, Reply
+from tests.store.loop import Lines
 
 StartRedis = Callable[..., RunningRedis]
 
@@ -97,6 +102,42 @@ def test_a_session_that_was_taken_is_not_adopted_from_a_worker_that_did_not_lear
     assert worker.owner.found is None
     assert {} == worker.owner.damage
     assert [(taker.index, CLIENT)] == indexes(redis, 3)
+
+
+class ColdOwner(OneSession):
+    """Keeps all sessions unread."""
+
+    def __init__(self) -> None:
+        self.cold: list[bytes] = []
+
+    def keep_cold(self, entries: list[bytes], incarnation: bytes) -> list[bytes]:
+        self.cold += entries[::2]
+        return []
+
+
+@pytest.mark.interpreted
+def test_a_page_of_an_index_is_looked_at_while_redis_reads_the_next_one() -> None:
+    """Worker and Redis would wait for each other in turn, as the loop waits for the next answer before it ticks."""
+    redis, soon = ModelRedis(), list[float]()
+    redis.values[KEYS.durable_owners("node")] = {incarnation(1): b"0"}
+    index = KEYS.sessions(0, incarnation(1)).index
+    redis.values[index] = {b"%d" % number: b"\xff" * 4 for number in range(2 * SCANNED)}
+    commands = CommandPipeline(redis, RedisAddress(path="/model"), "test", Lines())
+    store = store_of(commands, 2, MessageBudget(PLENTY), lambda: 1000.0, soon=soon.append)
+    owner = ColdOwner()
+    store.start(1000.0)
+    store.serve(owner, 1000.0)
+    for _ in range(20):
+        if not soon:
+            redis.execute()
+            redis.answer(1000.0)
+    assert [1000.0] == soon
+    assert [] == owner.cold  # what has been submitted is sent when the handler has returned
+    assert redis.busy()
+    store.tick(1000.0)
+
+    assert SCANNED == len(owner.cold)
+    assert redis.busy()
 
 
 def indexes(redis: ModelRedis, number: int) -> list[tuple[bytes, bytes]]:

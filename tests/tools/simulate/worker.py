@@ -132,7 +132,9 @@ class SimWorker:
             counters=self.counters,
             bodies=SharedBodies(KEYS, self.incarnation, world.ttl),
         )
-        self.store = DurableStore(commands, commit, KEYS, me, world.shards, self.budget, world.wall, world.ttl)
+        self.store = DurableStore(
+            commands, commit, KEYS, me, world.shards, self.budget, world.wall, world.ttl, lambda when: None
+        )
         commit.fenced = self.taken
         self.wills = SimWills(world, self)
         commands.start(world.now)
