@@ -18,6 +18,7 @@ from tests.cluster.durable_node import Durable
 from tests.inprocess import Client
 from tests.insight.operators import Operator
 from tests.insight.test_queue_requests import exported, purge
+from tests.store.durable.older_packs import older
 
 pytestmark = pytest.mark.system  # real servers
 
@@ -89,6 +90,26 @@ def test_a_stored_queue_is_exported_in_order_and_stays(nodes_of: Callable[..., D
     assert sent == [each["payload"] for each in found]
     assert {True} == {8.0 < each["age"] < 12.0 for each in found}
     assert sent == [payload for payload, _, _ in received(node, node.connect("reader"))]
+
+
+@pytest.mark.parametrize("before", [25, 60])
+def test_a_queue_that_an_older_build_has_begun_goes_on(node: Durable, before: int) -> None:
+    """With an upgrade a queue would be taken for damaged, or read from a wrong place."""
+    node.subscriber("reader", b"#").socket.close()
+    for number in range(60):
+        node.publish(b"t", b"%d" % number)
+    key, client = queue_of(node).key(), node.redis.client()
+    packs: list[Any] = client.lrange(key, 0, -1)
+    assert 60 == len(packs)
+    client.delete(key)
+    client.rpush(key, *map(older, packs[:before]), *packs[before:])
+
+    node.kill()
+
+    sent = [b"%d" % number for number in range(60)]
+    assert sent == [each["payload"] for each in exported(Operator(node.worker))]
+    node.publish(b"t", b"60")
+    assert [*sent, b"60"] == [payload for payload, _, _ in received(node, node.connect("reader"))]
 
 
 def test_a_stored_queue_is_purged_by_topic_for_good(node: Durable) -> None:

@@ -20,7 +20,7 @@ from hiredis import ReplyError
 
 from broker.reasons import StoreFailure
 from broker.store.durable.group_commit import PAUSE, GroupCommit
-from broker.store.durable.pack import REFERRING, DamagedPack, Groups, decode_pack
+from broker.store.durable.pack import REFERRING, DamagedPack, Groups, decode_pack, form_of
 from broker.store.durable.removals import Words
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
@@ -119,7 +119,7 @@ class DroppedQueues:
         """The first *packs* of a list were read, none if it is gone or no list; returns the messages decoded."""
         decoded = 0
         for data in packs:
-            if not data or data[0] != REFERRING:
+            if form_of(data) != REFERRING:
                 continue
             try:
                 pack = decode_pack(data, 0.0, 0.0)

@@ -21,8 +21,12 @@
 # The form, with numbers as LEB128 (7 bits to a byte, the low ones first, as in a Variable Byte Integer), but for times
 # in seconds of Unix time, which have 32 bits and are good until 2106:
 #
-#   PLAIN, REFERRING or BEHIND; times: of storing, at which the last of its messages ends, at which something up to this
-#   pack may end; position of the first message; bytes of all messages before it; REFERRING: incarnation of the worker
+#   HEAD: PLAIN, REFERRING or BEHIND (4 bits); seconds from the time of storing to the time at which the last of its
+#     messages ends (SPAN bits); seconds to that from the time at which something up to this pack may end (SPAN bits);
+#     time of storing
+#   or LONG_HEAD, if a number of seconds needs more bits, and in builds before DURABLE_FORMAT 4: PLAIN, REFERRING or
+#     BEHIND (a byte); these three times: of storing, at which the last message ends, at which something may end
+#   then position of the first message; bytes of all messages before it; REFERRING: incarnation of the worker
 #   then for each message:
 #     flags; GAP: positions left out before it; without SAME_TOPIC: length of the topic, topic; length of the payload,
 #     payload; PROPERTIES: their length, properties; EXPIRES: milliseconds from the time of storing to its own expiry;
@@ -47,7 +51,12 @@ EXPIRES: Final = 0x20
 GAP: Final = 0x40  # messages between were acknowledged before they were stored
 REFERENCE: Final = 0x80
 WRITER: Final = 8  # bytes of an incarnation
-HEAD: Final = struct.Struct(">BIII")
+SPAN: Final = 22  # bits: 48 days; queues keep messages for 7, unless `limits.queue_ttl` says otherwise
+LONGEST_SPAN: Final = (1 << SPAN) - 1
+FORM: Final = 2 * SPAN  # place of the 4 bits
+HEAD: Final = struct.Struct(">HII")
+LONG_HEAD: Final = struct.Struct(">BIII")
+SHORT: Final = 16  # the first byte of a pack with HEAD, or more
 LONGEST: Final = 56  # bits of a number
 PACKET_IDS: Final = 65535
 PACK: Final = 128  # messages of a pack
@@ -189,12 +198,12 @@ def add_head(
 def _head(
     position: int, bytes_before: int, stored_at: int, end: int, due: int, writer: bytes, behind: bool
 ) -> list[bytes]:
-    out = [
-        BYTES[REFERRING if writer else BEHIND if behind else PLAIN],
-        stored_at.to_bytes(4, "big"),
-        end.to_bytes(4, "big"),
-        due.to_bytes(4, "big"),
-    ]
+    form = REFERRING if writer else BEHIND if behind else PLAIN
+    lasts, early = end - stored_at, end - due
+    if (lasts | early) >> SPAN == 0:  # neither is below 0 or above LONGEST_SPAN
+        out = [(form << FORM | lasts << SPAN | early).to_bytes(6, "big"), stored_at.to_bytes(4, "big")]
+    else:
+        out = [BYTES[form], stored_at.to_bytes(4, "big"), end.to_bytes(4, "big"), due.to_bytes(4, "big")]
     _put(out, position)
     _put(out, bytes_before)
     out.append(writer)
@@ -258,13 +267,25 @@ def decode_pack(data: bytes, now: float, wall: float) -> Pack:
 
     A message whose body is elsewhere has its size, and neither topic nor payload nor properties.
     """
-    if not data or not PLAIN <= data[0] <= BEHIND:
-        raise DamagedPack("unknown form" if data else "empty")
     end = len(data)
-    if end < HEAD.size:
-        raise DamagedPack("it ends in its head")
-    form, stored_at, lasts_to, due = HEAD.unpack_from(data)
-    position, at = _take(data, HEAD.size, end)
+    if end < LONG_HEAD.size:  # a pack with HEAD and one message is not shorter
+        raise DamagedPack("it ends in its head" if data else "empty")
+    high: int  # a declared type is 200 ns less, compiled: struct returns objects of any type
+    low: int
+    stored_at: int
+    lasts_to: int
+    due: int
+    high, low, stored_at = HEAD.unpack_from(data)
+    form = high >> 12
+    if form:
+        lasts_to = stored_at + ((high & 0xFFF) << 10 | low >> SPAN)
+        due = lasts_to - (low & LONGEST_SPAN)
+        position, at = _take(data, HEAD.size, end)
+    else:
+        form, stored_at, lasts_to, due = LONG_HEAD.unpack_from(data)
+        position, at = _take(data, LONG_HEAD.size, end)
+    if not PLAIN <= form <= BEHIND:
+        raise DamagedPack("unknown form")
     bytes_before, at = _take(data, at, end)
     writer = b""
     if form == REFERRING:
@@ -320,6 +341,11 @@ def decode_pack(data: bytes, now: float, wall: float) -> Pack:
     if not messages:
         raise DamagedPack("no message")
     return Pack(bytes_before, stored_at, lasts_to, due, messages, writer, form == BEHIND)
+
+
+def form_of(data: bytes) -> int:
+    """Of a pack: PLAIN, REFERRING or BEHIND. *data* with another form is no pack."""
+    return 0 if not data else data[0] if data[0] < SHORT else data[0] >> 4
 
 
 def encode_body(message: Message) -> bytes:

@@ -4,13 +4,14 @@
 --   -> index of the first of them in the list; packs: the one that may have the message at that position, and at least
 --      one behind it
 --
--- A binary search finds a pack: its first position is the number behind the bytes of its head (pack.py).
+-- A binary search finds a pack: its first position is the number behind its head (pack.py).
 local key = KEYS[1]
-local HEAD = 13
+local SHORT, HEAD, LONG_HEAD = 16, 10, 13
 
 local function first_of(pack)
   local value, scale = 0, 1
-  for at = HEAD + 1, HEAD + 8 do
+  local head = (string.byte(pack, 1) or 0) < SHORT and LONG_HEAD or HEAD
+  for at = head + 1, head + 8 do
     local byte = string.byte(pack, at)
     if not byte then
       break

@@ -54,8 +54,9 @@ import zlib
 from typing import Final
 
 SLICES: Final = 16
-# Of durable sessions; a change that former builds cannot read raises it: 2, names with a NUL; 3, indexes are hashes.
-DURABLE_FORMAT: Final = 3
+# Of durable sessions; a change that former builds cannot read raises it: 2, names with a NUL; 3, indexes are hashes;
+# 4, packs have shorter heads.
+DURABLE_FORMAT: Final = 4
 LEASE: Final = 86_400  # seconds; a worker that was cut off from Redis for longer claims its sessions again anyway
 FENCED_FOR: Final = LEASE  # seconds; as long as sessions of a dead worker have an owner
 

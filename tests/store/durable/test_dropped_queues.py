@@ -8,6 +8,7 @@ from broker.store.durable.pack import Pack, Reference, StoredMessage, encode_pac
 from broker.store.durable.shared_bodies import COUNT
 from tests.store.durable.durable_worker import KEYS, WALL, DurableWorker, incarnation
 from tests.store.durable.model import ModelRedis
+from tests.store.durable.older_packs import older
 
 WRITER = 9  # the worker that stored the bodies
 SESSIONS = KEYS.sessions(3, incarnation(1))
@@ -71,6 +72,16 @@ def test_sessions_that_end_together_are_taken_apart_together(worker: DurableWork
 
     assert [] == left(worker)
     assert worker.store.commit.counters.store_transactions - before <= count // 30
+
+
+def test_packs_of_an_older_build_are_counted(worker: DurableWorker) -> None:
+    """The bodies of all sessions that end after an upgrade would stay for a week."""
+    have_groups(worker, g1=2)
+    drop(worker, older(pack(1)), older(pack()), pack(1))
+    worker.until(lambda: SESSIONS.index not in worker.redis.values)
+    worker.settle()
+
+    assert [] == left(worker)
 
 
 def test_a_round_is_bounded_however_long_the_lists_are(worker: DurableWorker) -> None:

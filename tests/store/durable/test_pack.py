@@ -7,6 +7,7 @@ from broker.session.message import NEVER, GroupMessage, Message
 from broker.store.durable.pack import (
     BEHIND,
     HEAD,
+    LONG_HEAD,
     PACKET_IDS,
     PLAIN,
     REFERRING,
@@ -22,11 +23,13 @@ from broker.store.durable.pack import (
     position_of,
 )
 from broker.store.durable.sweep import rest_of
+from tests.store.durable.older_packs import older
 
 NOW = 1000.0
 WALL = 1_800_000_000.25
 WRITER_ID = bytes(range(8))
 TTL = 7 * 86400  # seconds
+ENTRY = 3  # bytes of an element of a long list, beside its own
 Fields = tuple[int, bytes, bytes, int, bool, bytes, float]
 
 messages = st.tuples(
@@ -50,11 +53,16 @@ def stored(position: int, payload: bytes = b"payload", topic: bytes = b"t", expi
 
 
 def encoded(
-    messages: list[StoredMessage], before: int = 0, now: float = NOW, wall: float = WALL, ttl: int = TTL
+    messages: list[StoredMessage],
+    before: int = 0,
+    now: float = NOW,
+    wall: float = WALL,
+    ttl: int = TTL,
+    due: int | None = None,
 ) -> bytes:
-    """The pack of *messages*, stored at *wall*."""
+    """The pack of *messages*, stored at *wall*; *due*: None: when they end."""
     end = int(wall) + ttl
-    return encode_pack(Pack(before, int(wall), end, end, messages), now, wall)
+    return encode_pack(Pack(before, int(wall), end, end if due is None else due, messages), now, wall)
 
 
 @given(
@@ -94,6 +102,30 @@ def test_what_an_older_build_stored_is_read() -> None:
         (9, b"a/b", b"second", 2, True, b"&\0\1a\0\1b", 1005.0),
         (10, b"c", b"", 0, False, b"", NEVER),
     ] == list(map(fields, pack.messages))
+
+
+BEFORE_SHORT_HEADS = (  # of a build that knew DURABLE_FORMAT 3
+    "036b49d2006b530c806b49d20507ac02000102030405060781ac0202460203612f62067365636f6e64",
+    "046b49d2006b530c806b49d20509ac02000163057468697264",
+)
+
+
+def test_what_a_build_with_whole_times_stored_is_read() -> None:
+    """An update would take the sessions of a wide publish for damaged."""
+    referring, behind = (decode_pack(bytes.fromhex(data), 1000.0, 1_800_000_000.0) for data in BEFORE_SHORT_HEADS)
+    for pack in (referring, behind):
+        times = (pack.stored_at, pack.end, pack.due)
+        assert (300, 1_800_000_000, 1_800_604_800, 1_800_000_005) == (pack.bytes_before, *times)
+        assert pack.may_refer()
+    first, second = referring.messages
+    assert first.body is not None and (WRITER_ID, 300, 2, 70) == (
+        referring.writer,
+        first.body.group,
+        first.body.index,
+        first.message.size,
+    )
+    assert (8, b"a/b", b"second", 2, False, b"", NEVER) == fields(second)
+    assert [(9, b"c", b"third", 0, False, b"", NEVER)] == list(map(fields, behind.messages))
 
 
 @given(
@@ -179,10 +211,10 @@ def test_more_bytes_than_a_message_has_were_not_added() -> None:
 
 def test_a_message_takes_few_bytes_beside_its_own() -> None:
     """A deep queue would need twice the memory of what it holds: 24 bytes are allowed, with those of the list."""
-    alone = encoded([stored(1 << 20)], 1 << 30)
+    alone = encoded([stored(1 << 20)], 1 << 27, due=int(WALL))  # behind messages of a whole week
     many = encoded([stored(number) for number in range(1 << 20, (1 << 20) + 100)], 1 << 30)
 
-    assert len(alone) <= len(b"t" + b"payload") + 24
+    assert len(alone) <= len(b"t" + b"payload") + 24 - ENTRY
     assert len(many) <= 100 * (len(b"payload") + 2) + 24
 
 
@@ -206,6 +238,18 @@ def test_each_message_ends_after_the_longest_time_that_queues_keep_one() -> None
         ]
 
 
+@pytest.mark.parametrize(
+    ("lasts", "early"), [(0, 0), (48 * 86400, 48 * 86400), (49 * 86400, 1), (9, 49 * 86400), (-5, 0), (5, -1)]
+)
+def test_times_may_be_far_apart(lasts: int, early: int) -> None:
+    """A queue that keeps messages for months, or was out of order for weeks, could not be stored."""
+    given = Pack(1, int(WALL), int(WALL) + lasts, int(WALL) + lasts - early, [stored(1)], b"", True)
+    read = decode_pack(encode_pack(given, NOW, WALL), NOW, WALL)
+
+    assert (given.stored_at, given.end, given.due) == (read.stored_at, read.end, read.due)
+    assert read.behind
+
+
 def test_what_is_left_of_a_pack_ends_when_it_would_have() -> None:
     """A pack that is written again and again as its messages end would keep the rest for longer each time."""
     data = encoded([stored(1, expires=NOW + 10), stored(2), stored(5, expires=NOW + 20.5)])
@@ -223,6 +267,11 @@ def test_what_is_left_of_a_pack_ends_when_it_would_have() -> None:
 whole = encoded([stored(7), stored(9, topic=b"other", expires=NOW + 5)], 5)
 
 
+def of_form(form: int, data: bytes) -> bytes:
+    """*data* with *form* as that of its head."""
+    return bytes((form << 4 | data[0] & 0xF,)) + data[1:] if data else b""
+
+
 @pytest.mark.parametrize("length", range(len(whole)))
 def test_a_part_of_a_pack_is_none_unless_whole_messages_are_missing(length: int) -> None:
     """A torn write would be delivered."""
@@ -237,16 +286,19 @@ def test_a_part_of_a_pack_is_none_unless_whole_messages_are_missing(length: int)
     "data",
     [
         b"",
-        bytes((BEHIND + 1,)) + whole[1:],
+        of_form(BEHIND + 1, whole),
+        bytes((BEHIND + 1,)) + older(whole)[1:],
+        of_form(PLAIN, b"\xff" * 30),
         bytes((PLAIN,)) + b"\xff" * 30,
+        older(whole)[: LONG_HEAD.size - 1],
         encoded([stored(1)]).replace(b"\x01t", b"\x7ft"),
         whole[: HEAD.size] + bytes((1, 0)),
         whole[: HEAD.size] + bytes((1, 0, 0x03, 0, 0)),
         whole[: HEAD.size] + bytes((1, 0, 0x81, 0, 0)),
         whole[: HEAD.size] + bytes((1, 0, 0x81, 1, 1, 1)),  # a reference in a form without any
-        bytes((REFERRING,)) + whole[1 : HEAD.size] + bytes((1, 0, *WRITER_ID, 0x89, 1, 1)),  # as the one before
-        bytes((REFERRING,)) + whole[1 : HEAD.size] + bytes((1, 0, *WRITER_ID[:5])),
-        bytes((REFERRING,)) + whole[1 : HEAD.size] + bytes((1, 0, *WRITER_ID, 0x81, 1, 1)),
+        of_form(REFERRING, whole)[: HEAD.size] + bytes((1, 0, *WRITER_ID, 0x89, 1, 1)),  # as the one before
+        of_form(REFERRING, whole)[: HEAD.size] + bytes((1, 0, *WRITER_ID[:5])),
+        of_form(REFERRING, whole)[: HEAD.size] + bytes((1, 0, *WRITER_ID, 0x81, 1, 1)),
     ],
 )
 def test_what_is_no_pack_is_refused(data: bytes) -> None:
@@ -259,10 +311,11 @@ def test_what_is_no_pack_is_refused(data: bytes) -> None:
 def test_any_bytes_are_a_pack_or_damaged(data: bytes) -> None:
     """A stored value could end the worker that reads it."""
     for form in (PLAIN, REFERRING, BEHIND):
-        try:
-            decode_pack(bytes((form,)) + data, NOW, WALL)
-        except DamagedPack:
-            pass
+        for pack in (bytes((form,)) + data, of_form(form, data)):
+            try:
+                decode_pack(pack, NOW, WALL)
+            except DamagedPack:
+                pass
 
 
 @given(st.integers(1, 1 << 40), st.integers(0, PACKET_IDS - 1))
