@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.tools.faults.durable.cold import COOLED, READ
 from tests.tools.faults.durable.run import DurableRun, Outcome, shortened
 
 EACH: Final = 20  # faults of one run: with 10 000 messages each, its history takes about 300 MB
@@ -65,7 +66,7 @@ class Summary:
         self._runs += 1
         self._faults += outcome.kinds
         self._verdicts += outcome.verdicts
-        self._sums.update({name: int(outcome.figures.get(name, 0)) for name in SUMS})
+        self._sums.update({name: int(outcome.figures.get(name, 0)) for name in (*SUMS, COOLED, READ)})
         if outcome.failures:
             self.failed.append(outcome.seed)
 
@@ -75,6 +76,7 @@ class Summary:
         lines = [f"{len(self.failed)} of {self._runs} runs failed; {faults} faults in {minutes:.1f} minutes:"]
         lines += [f"  {number:6} {kind}" for kind, number in self._faults.most_common()]
         lines += ["messages:", *(f"  {self._sums[name]:9} {name}" for name in SUMS)]
+        lines += ["sessions:", f"  {self._sums[COOLED]:9} went cold", f"  {self._sums[READ]:9} were read again"]
         if self._verdicts:
             lines += ["verdicts:", *(f"  {number:6} {kind}" for kind, number in self._verdicts.most_common())]
         if self.failed:

@@ -9,11 +9,13 @@
 #   session present    false although the session was stored for certain, or true although none can be there
 #   packet id reused   for another message while the client had it in flight
 #   answers            out of the order of the publishes, or to nothing that was sent
+#   expiry             a message came first when it had expired, with more time than it was sent with, or without any
 #   will               of a client that is gone: never published, or more than once
 #   retained           the message that a new subscriber finds is older than the last one that was acknowledged
 #
 # What a connection gets late, when its session was taken, is not wrong by itself: a worker that was stopped tells what
 # had happened before. But a late acknowledgement counts like any other: what it acknowledges must not be lost.
+# A message with an expiry is owed as long as it has not passed, by the time at which it was sent first.
 # An operation without an answer counts as "maybe": it may have happened or not, and may happen later.
 # A `Rollback` makes a "maybe" of everything that happened in its last moments, and excuses what comes again.
 # That holds for a clean start, too, which a stopped worker may find in a socket that its client has left: until the
@@ -55,8 +57,11 @@ SESSION_PRESENT: Final = "session present"
 PACKET_ID_REUSED: Final = "packet id reused"
 ANSWERS: Final = "answers"
 RETAINED: Final = "retained"
+EXPIRY: Final = "expiry"
 WILL_LOST: Final = "will lost"
 WILL_DOUBLED: Final = "will doubled"
+
+STOPPED: Final = 8.0  # seconds that a message may be late: workers that pass it on are stopped, one after the other
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,8 @@ class Publish:
     topic: str
     sent: int  # place of its first PUBLISH in the history
     deletes: bool
+    at: float = 0.0  # when that was
+    expiry: int = 0  # seconds; 0: it has none
     times: int = 1
     will: bool = False
     answered: float | None = None  # when it was acknowledged with success; None: maybe, or refused
@@ -135,6 +142,7 @@ class Checker:
         self._sessions: dict[str, Session] = defaultdict(Session)
         self._by_topic: dict[str, list[Message]] = defaultdict(list)
         self._place = 0
+        self._now = 0.0
 
     def check(self, history: Iterable[Event]) -> list[Violation]:
         """Judge a whole history: at its end all that is owed has had the time to come."""
@@ -163,10 +171,12 @@ class Checker:
 
     def _owed(self, message: Message, session: Session) -> bool:
         publish = self.publishes[message]
-        return publish.answered is not None and session.wants(publish)
+        lasts = not publish.expiry or self._now < publish.at + publish.expiry
+        return publish.answered is not None and lasts and session.wants(publish)
 
     def take(self, event: Event) -> None:
         self._place += 1
+        self._now = event.at
         session = self._sessions[event.client]
         match event:
             case Connecting():
@@ -239,7 +249,8 @@ class Checker:
         session.unanswered[event.number] = None
         publish = self.publishes.get((event.client, event.number))
         if publish is None:
-            self._begin((event.client, event.number), Publish(event.topic, self._place, event.deletes))
+            begun = Publish(event.topic, self._place, event.deletes, event.at, event.expiry)
+            self._begin((event.client, event.number), begun)
         else:
             publish.times += 1
 
@@ -278,6 +289,7 @@ class Checker:
         if receipt is None:
             session.receipts[message] = Receipt(session.connection, packet_id)
             self.delivered += 1
+            self._judge_expiry(event)
             line = (message[0], event.topic)
             if message[1] < session.last.get(line, 0) and self._keeps_order(session, message):
                 self._found(REORDERED, event, f"{message} came first after {session.last[line]}", message)
@@ -292,10 +304,27 @@ class Checker:
         receipt.finished = None
         receipt.connection, receipt.packet_id = session.connection, packet_id
 
+    def _judge_expiry(self, event: Received) -> None:
+        publish = self.publishes.get(event.message)
+        given = 0 if publish is None else publish.expiry
+        if (event.expiry is None) != (given == 0) or (event.expiry or 0) > given:
+            what = f"{event.message} came with an expiry of {event.expiry} s, and was sent with {given}"
+            self._found(EXPIRY, event, what, event.message)
+        if publish is None or not given or publish.answered is None or event.dup:
+            return  # with DUP it was sent before, on a connection that was lost
+        late = event.at - publish.answered - given
+        if late > STOPPED:
+            self._found(EXPIRY, event, f"{event.message} came {late:.3f} s after its end", event.message)
+
     def _keeps_order(self, session: Session, message: Message) -> bool:
-        """Whether *message* was first sent to this very session. If not, what comes is a repetition [MQTT-4.6.0-1]."""
+        """Whether *message* was first sent to this very session. If not, what comes is a repetition [MQTT-4.6.0-1].
+
+        So it may be if it was sent again, and what was sent first has expired.
+        """
         publish = self.publishes.get(message)
-        return publish is not None and session.wants(publish) and not self._is_uncertain(session, message)
+        if publish is None or (publish.expiry and publish.times > 1 and self._now >= publish.at + publish.expiry):
+            return False
+        return session.wants(publish) and not self._is_uncertain(session, message)
 
     def _is_uncertain(self, session: Session, message: Message) -> bool:
         publish = self.publishes.get(message)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Final
+from typing import Final, cast
 
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import (
@@ -34,7 +34,7 @@ from broker.mqtt.packets import (
     Wanted,
     Will,
 )
-from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL
+from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL
 from broker.mqtt.stream import PacketReader
 from tests.system.processes import HOST
 from tests.tools.faults.durable.history import (
@@ -168,6 +168,7 @@ class Outgoing:
     payload: bytes
     qos: int
     retain: bool
+    expiry: int  # seconds; 0: none
     received: bool = False  # PUBREC came
 
 
@@ -210,6 +211,8 @@ class DurableClient:
         self._retained = retained
         self._subscribed = False  # the session has the filter, for certain
         self._closed = False
+        self._left = 0.0  # when it became absent
+        self._absences = 0
         self._clean = False
         self._packet_id = 0
         self._unreleased: set[int] = set()
@@ -219,14 +222,17 @@ class DurableClient:
 
     # What it is told to do.
 
-    def publish(self, topic: str, qos: int, retain: bool = False, empty: bool = False) -> None:
-        """A message with its number as payload, or an *empty* one. Only while it is up."""
+    def publish(self, topic: str, qos: int, retain: bool = False, empty: bool = False, expiry: int = 0) -> None:
+        """A message with its number as payload, or an *empty* one. Only while it is up.
+
+        *expiry*: of the message, in seconds; 0: it has none.
+        """
         link = self.link
         assert link is not None
         self.number += 1
         self._packet_id = self._packet_id % PACKET_IDS + 1
         payload = b"" if empty else f"{self.client_id} {self.number}".encode()
-        one = Outgoing(self.number, topic, payload, qos, retain)
+        one = Outgoing(self.number, topic, payload, qos, retain, expiry)
         self.outgoing[self._packet_id] = one
         self._send(link, self._packet_id, one, False)
 
@@ -236,7 +242,18 @@ class DurableClient:
             self.link.close(politely)
             self._down()
             self.absent = True
-            self._run.loop.later(seconds, self._return)
+            self._left = self._run.loop.now
+            self._absences += 1
+            absence = self._absences
+            self._run.loop.later(seconds, lambda: self._return(absence))
+
+    def come_back(self) -> None:
+        """Be absent no longer."""
+        self._return(self._absences)
+
+    def absent_for(self) -> float:
+        """Seconds that it has been absent; 0: it is not."""
+        return self._run.loop.now - self._left if self.absent else 0.0
 
     def take_over(self) -> None:
         """Connect once more, and keep the old connection to see what it still gets."""
@@ -274,9 +291,10 @@ class DurableClient:
     def _note(self, event: Event) -> None:
         self._run.note(event)
 
-    def _return(self) -> None:
-        self.absent = False
-        self._again()
+    def _return(self, absence: int) -> None:
+        if self.absent and absence == self._absences:
+            self.absent = False
+            self._again()
 
     def _again(self) -> None:
         if self.link is None and not self._closed and not self.absent:
@@ -403,8 +421,10 @@ class DurableClient:
         self._note(Subscribed(self._run.at(), self.client_id, self._filter))
 
     def _send(self, link: Link, packet_id: int, one: Outgoing, dup: bool) -> None:
-        self._note(Sent(self._run.at(), self.client_id, one.number, one.topic, one.retain, not one.payload))
-        link.say(Publish(one.topic.encode(), one.payload, one.qos, one.retain, dup, packet_id))
+        expiry = one.expiry
+        self._note(Sent(self._run.at(), self.client_id, one.number, one.topic, one.retain, not one.payload, expiry))
+        properties: Properties = {MESSAGE_EXPIRY_INTERVAL: expiry} if expiry else {}
+        link.say(Publish(one.topic.encode(), one.payload, one.qos, one.retain, dup, packet_id, properties))
 
     def _acknowledged(self, link: Link, packet: Ack) -> None:
         one = self.outgoing.get(packet.packet_id)
@@ -436,6 +456,7 @@ class DurableClient:
             packet.qos,
             packet.packet_id,
             packet.dup,
+            cast(int | None, packet.properties.get(MESSAGE_EXPIRY_INTERVAL)),
         )
         self._note(event)
         self.heard(packet)

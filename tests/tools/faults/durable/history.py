@@ -49,6 +49,7 @@ class Sent(Event):
     topic: str
     retain: bool = False
     deletes: bool = False  # a retained message: the payload is empty
+    expiry: int = 0  # of the message, in seconds; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Received(Event):
     qos: int
     packet_id: int
     dup: bool = False
+    expiry: int | None = None  # the seconds that are left of it; None: it has none
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,9 @@ TAKE_WHILE_STOPPED: Final = "stop worker and supervisor, take its sessions"  # t
 REWRITE: Final = "rewrite the append-only file"
 CUT_REQUESTS: Final = "cut requests"  # the connection to Redis, in the middle of a frame
 CUT_REPLIES: Final = "cut replies"
+KILL_WORKER_READING: Final = "kill worker while it reads cold sessions"  # Redis is stopped meanwhile
+STOP_WORKER_READING: Final = "stop worker while it reads cold sessions"
+KILL_REDIS_READING: Final = "kill Redis while cold sessions are read"
 DELAY: Final = "delay Redis"
 HALF_OPEN: Final = "half-open connections to Redis"
 
@@ -43,6 +46,7 @@ ANYWHERE: Final = {
     TAKE_WHILE_STOPPED: 3,
     REWRITE: 1,
 }
+READING: Final = {KILL_WORKER_READING: 2, STOP_WORKER_READING: 2, KILL_REDIS_READING: 2}
 AT_THE_PROXY: Final = {CUT_REQUESTS: 4, CUT_REPLIES: 6, DELAY: 3, HALF_OPEN: 3}
 
 PAUSES: Final = (0.1, 0.3, 0.8, 1.5)  # seconds from the end of a fault, or the stop of a process, to the next fault
@@ -51,7 +55,10 @@ MOST_BYTES: Final = 20_000  # that pass before a cut
 MOST_DEATHS: Final = 6  # of workers between two starts of the node: with ten in a minute it gives up
 MOST_RESTARTS: Final = 2
 CALM: Final = 0.3  # of all faults have time before them, so that what the others did is over
+CALM_READING: Final = 0.6  # of those in READING: sessions are cooled while no worker ends
 RESTARTS: Final = (KILL_SUPERVISOR, KILL_NODE, RESTART, CUT_POWER)
+STOPS: Final = (STOP_WORKER, STOP_WORKER_READING)
+DEATHS: Final = (KILL_WORKER, KILL_WORKER_READING, TAKE_WHILE_STOPPED)
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,8 @@ class Planned:
         told = {
             KILL_WORKER: f"{self.worker}",
             STOP_WORKER: f"{self.worker} for {self.seconds:.2f} s",
+            KILL_WORKER_READING: f"(worker {self.worker})",
+            STOP_WORKER_READING: f"(worker {self.worker}, {self.seconds:.2f} s)",
             TAKE_WHILE_STOPPED: f"worker {self.worker}, {self.seconds:.2f} s",
             CUT_REQUESTS: f"after {self.number} bytes",
             CUT_REPLIES: f"after {self.number} bytes",
@@ -76,8 +85,10 @@ class Planned:
 
 
 def plan(random: Random, server: str, durability: str, workers: int, faults: int, brisk: bool = False) -> list[Planned]:
-    """*brisk*: in a fraction of the time, with no more than MOST_RESTARTS of the node."""
+    """*brisk*: in a fraction of the time, without READING, and with no more than MOST_RESTARTS of the node."""
     weights = dict(ANYWHERE)
+    if not brisk:
+        weights |= READING
     if server == BEHIND_PROXY:
         weights |= AT_THE_PROXY
         if durability != POWER:  # nobody syncs the files of that server
@@ -87,7 +98,7 @@ def plan(random: Random, server: str, durability: str, workers: int, faults: int
     while len(planned) < faults:
         (kind,) = random.choices(list(weights), list(weights.values()))
         seconds = random.uniform(0.2, 3.0)
-        if kind == STOP_WORKER and random.random() < 0.5:
+        if kind in STOPS and random.random() < 0.5:
             seconds = random.uniform(0.2, BRIEF)
         if kind == TAKE_WHILE_STOPPED:
             seconds = random.uniform(1.0, 4.0)
@@ -98,7 +109,7 @@ def plan(random: Random, server: str, durability: str, workers: int, faults: int
             restarts += 1
             if brisk and restarts > MOST_RESTARTS:
                 continue
-        elif kind in (KILL_WORKER, TAKE_WHILE_STOPPED) or (kind == STOP_WORKER and seconds >= BRIEF):
+        elif kind in DEATHS or (kind in STOPS and seconds >= BRIEF):
             deaths += 1
             if deaths > MOST_DEATHS:
                 continue
@@ -106,6 +117,6 @@ def plan(random: Random, server: str, durability: str, workers: int, faults: int
         pause = random.choice(PAUSES) + random.random() * 0.2
         if brisk:
             pause, seconds = pause / 4, seconds / 2
-        calm = random.random() < CALM
+        calm = random.random() < (CALM_READING if kind in READING else CALM)
         planned.append(Planned(pause, kind, random.randrange(workers), seconds, number, calm))
     return planned

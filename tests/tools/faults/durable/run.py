@@ -22,10 +22,13 @@ import redis
 
 from broker.config.schema import POWER, PROCESS
 from broker.mqtt.packets import Publish, Will
+from tests.system.processes import free_port
 from tests.tools.faults.durable import plan as kinds
 from tests.tools.faults.durable.checker import Checker, Violation
 from tests.tools.faults.durable.client import DurableClient
 from tests.tools.faults.durable.client import Run as Clients
+from tests.tools.faults.durable.cold import NAMES, RESTED, ColdClients
+from tests.tools.faults.durable.counters import NodeCounters
 from tests.tools.faults.durable.history import (
     Connected,
     Connecting,
@@ -50,6 +53,9 @@ from tests.tools.fuzz.loop import Loop
 
 PATIENCE: Final = 60.0  # seconds for what should take one, on a machine that is busy
 START: Final = 300.0  # seconds for the start of a node, at the lowest priority
+PROVEN: Final = 60.0  # seconds until sessions were cold and are read again: their clients are away for 20 at most
+RESTING: Final = 10.0  # seconds that a fault waits for a cold session, at most
+READING: Final = 1.0  # seconds for which Redis is stopped, so that sessions are being read
 QUIET: Final = 4.0  # seconds without a delivery, after which no more is expected
 LOOK: Final = 0.1  # seconds between two looks at the log of the node
 PUMP: Final = 0.02  # seconds between two bursts of a publisher
@@ -110,6 +116,10 @@ class DurableRun:
         self._server: Server | None = None
         self._proxy: Proxy | None = None
         self._settings: dict[str, object] = {"store.durability": self._durability}
+        self._counters: NodeCounters | None = None
+        if not brisk:
+            self._counters = NodeCounters(self._loop, free_port(), NAMES)
+            self._settings |= {"admin.enabled": "true", "admin.port": self._counters.port}
         if self._setup == BEHIND_PROXY:
             self._server = Server(folder / "server", self._durability, self._environment)
             self._proxy = Proxy(folder / "proxy.sock", self._server.socket)
@@ -128,6 +138,8 @@ class DurableRun:
         try:
             self._until(self._all_up, "all clients are connected")
             self._load()
+            if self._cold is not None:
+                self._until(self._cold.proven, "sessions are cold, and are read again", PROVEN)
             for number, planned in enumerate(self._plan):
                 self._turn(planned.pause)
                 if planned.calm:
@@ -210,13 +222,18 @@ class DurableRun:
             DurableClient(run, "away-2", filter="d/p1/#", qos=2),
         ]
         self._watcher = DurableClient(run, "watcher", filter="w/#")
+        self._cold = None if self._counters is None else ColdClients(run, self._counters)
         self._lanes = []
         if self._messages:
             self._lanes = [Lane(run, f"b{number}", *each) for number, each in enumerate(LANES)]
         self._roaming = [*self._publishers, *self._retainers, self._watcher]
         for lane in self._lanes:
             self._roaming += [lane.publisher, lane.subscriber]
-        self._lasting = [*self._roaming, *self._subscribers, *self._away]
+        cold = [] if self._cold is None else self._cold.clients
+        if self._cold is not None:
+            self._roaming += self._cold.publishers
+        self._returning = [*self._subscribers, *self._away, *cold]
+        self._lasting = [*self._roaming, *self._returning]
 
     def _all_up(self) -> bool:
         return all(one.up for one in self._lasting)
@@ -235,6 +252,8 @@ class DurableRun:
             self._every(lambda: LANE_PUMP, lane.publish)
         for client in self._roaming:
             self._every(lambda: uniform(1.0, 8.0), lambda one=client: self._roam(one, 0.0, 0.5))  # type: ignore[misc]
+        if self._cold is not None:
+            self._cold.load(self._every)
         self._every(lambda: 1.0, self._let_one_die)
         self._every(lambda: LOOK, self._node_look)
 
@@ -290,9 +309,7 @@ class DurableRun:
 
     def _catch_up(self, share: float) -> None:
         """Wait until *share* of the messages is acknowledged, or CATCH_UP is over."""
-        until = time.monotonic() + CATCH_UP
-        while self._checker.acknowledged < share * self._messages and time.monotonic() < until:
-            self._loop.turn(0.02)
+        self._wait(lambda: self._checker.acknowledged >= share * self._messages, CATCH_UP)
 
     # Faults.
 
@@ -313,6 +330,8 @@ class DurableRun:
                     self._stop(pid, planned.seconds)
             case kinds.TAKE_WHILE_STOPPED:
                 self._take_while_stopped(planned)
+            case kinds.KILL_WORKER_READING | kinds.STOP_WORKER_READING | kinds.KILL_REDIS_READING:
+                self._harm_what_reads(planned)
             case kinds.REWRITE:
                 self._rewrite()
             case kinds.KILL_SUPERVISOR:
@@ -356,6 +375,24 @@ class DurableRun:
     def _go_on_all(self) -> None:
         for pid in list(self._stopped):
             self._go_on(pid)
+
+    def _harm_what_reads(self, planned: Planned) -> None:
+        """Cold sessions are being read: Redis is stopped before they are asked for."""
+        cold = self._cold
+        assert cold is not None
+        if planned.calm:
+            self._turn(RESTED)
+        self._wait(lambda: len(cold.rested()) > 0, RESTING)
+        self._stop(self._redis(), READING)
+        cold.provoke()
+        self._turn(self._random.uniform(0.05, 0.3))
+        match planned.kind:
+            case kinds.KILL_WORKER_READING:
+                _signal(self._node.pids[planned.worker], signal.SIGKILL)
+            case kinds.STOP_WORKER_READING:
+                self._stop(self._node.pids[planned.worker], planned.seconds)
+            case _:
+                self._kill_redis()
 
     def _take_while_stopped(self, planned: Planned) -> None:
         """The supervisor cannot end the worker: it goes on later, and finds its sessions taken."""
@@ -433,6 +470,8 @@ class DurableRun:
             self._proxy.heal()
         if self._node.process.poll() is not None:
             self._again()
+        if self._cold is not None:
+            self._cold.come_back()
         began = self._loop.now
         self._until(self._all_up, "all clients are connected again")
         self._until(lambda: not any(one.outgoing for one in self._lasting), "all publishes are answered")
@@ -442,7 +481,7 @@ class DurableRun:
             while self._checker.missing() and heard != len(self._history):
                 heard = len(self._history)
                 self._turn(QUIET)
-            for client in self._subscribers + self._away:  # once more, as a reconnect may bring what was forgotten
+            for client in self._returning:  # once more, as a reconnect may bring what was forgotten
                 client.leave(False, 0.1)
             self._turn(0.5)
             self._until(self._all_up, "all clients are connected again")
@@ -471,6 +510,8 @@ class DurableRun:
         self._go_on_all()
         self._node.stop()
         self._end_servers()
+        if self._counters is not None:
+            self._counters.close()
         self._clients.close()
         self._loop.close()
 
@@ -511,6 +552,8 @@ class DurableRun:
             "worst s rolled back": self._worst_rollback,
             "repaired": self._damaged,
         }
+        if self._counters is not None:
+            outcome.figures |= self._counters.totals
 
     def story(self, violation: Violation) -> str:
         """*violation* with what led to it."""
@@ -539,6 +582,12 @@ class DurableRun:
     def _turn(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
+            self._loop.turn(0.02)
+
+    def _wait(self, true: Callable[[], bool], most: float) -> None:
+        """Until it is *true*, or *most* seconds have passed."""
+        until = time.monotonic() + most
+        while not true() and time.monotonic() < until:
             self._loop.turn(0.02)
 
     def _until(self, true: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:

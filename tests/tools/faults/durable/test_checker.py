@@ -7,11 +7,13 @@ import pytest
 from tests.tools.faults.durable.checker import (
     ANSWERS,
     DOUBLED,
+    EXPIRY,
     LOST,
     PACKET_ID_REUSED,
     REORDERED,
     RETAINED,
     SESSION_PRESENT,
+    STOPPED,
     UNROUTED,
     WILL_DOUBLED,
     WILL_LOST,
@@ -25,6 +27,7 @@ from tests.tools.faults.durable.history import (
     Died,
     Ended,
     Event,
+    Fault,
     Kept,
     Late,
     Received,
@@ -93,6 +96,54 @@ def test_nobody_is_owed_what_was_not_acknowledged_or_sent_before_the_suback() ->
     assert [] == Story().subscribed().publish(1, topic="e").kinds()
     early = Story().connect(P, False).connect(S, False).add(Sent, P, 1, "d/1").add(Subscribed, S, "d/#")
     assert [] == early.add(Answered, P, 1).kinds()
+
+
+def lasting(seconds: int) -> Story:
+    """A message that lasts for so many *seconds* after its acknowledgement, a second after it was sent."""
+    return Story().subscribed().add(Sent, P, 1, "d/1", False, False, seconds).add(Answered, P, 1)
+
+
+def receive_with(story: Story, left: int | None, dup: bool = False) -> Story:
+    """Message 1 of *story* comes, with an expiry of *left* seconds."""
+    return story.add(Received, S, (P, 1), "d/1", 1, 1, dup, left)
+
+
+def test_a_message_is_owed_until_it_expires() -> None:
+    """An expiry would excuse any loss, or what ends while its receiver is away be an alarm."""
+    assert [LOST] == lasting(60).kinds()
+    assert [] == lasting(1).kinds()
+
+
+def test_what_has_expired_does_not_come() -> None:
+    """A session that is read again would bring what was over, and nobody would see it."""
+    for seconds, found in ((STOPPED - 1, []), (STOPPED + 2, [EXPIRY])):
+        story = lasting(1)
+        story.events.append(Fault(float(len(story.events)) + seconds, "", "the subscriber is away"))
+        story.events.append(Received(story.events[-1].at, S, (P, 1), "d/1", 1, 1, False, 1))
+        assert found == story.kinds()
+    late = [replace(event, dup=True) if isinstance(event, Received) else event for event in story.events]
+    assert [] == [one.kind for one in Checker().check(late)]  # a connection had it in time, and was lost
+
+
+def test_the_expiry_of_a_message_never_grows() -> None:
+    """A receiver that passes it on would keep it for too long [MQTT-3.3.2-6]."""
+    assert [] == receive_with(lasting(60), 60).kinds() == receive_with(lasting(60), 1).kinds()
+    assert [EXPIRY] == receive_with(lasting(60), 61).kinds() == receive_with(lasting(60), None).kinds()
+    assert [] == receive_with(lasting(60), 0).kinds()  # less than a second
+    assert [EXPIRY] == receive_with(Story().subscribed().publish(1), 0).kinds()
+
+
+@pytest.mark.parametrize(
+    ("expiry", "again", "found"), [(1, True, []), (1, False, [REORDERED]), (60, True, [REORDERED])]
+)
+def test_what_is_sent_again_comes_late_if_the_first_has_expired(expiry: int, again: bool, found: list[str]) -> None:
+    """The judge would ask for an order of messages of which the first did not come, or for none."""
+    story = Story().subscribed().add(Sent, P, 1, "d/1", False, False, expiry).add(Sent, P, 2, "d/1")
+    if again:
+        story.connect(P, True).add(Sent, P, 1, "d/1", False, False, expiry)
+    story.add(Answered, P, 1).receive(2)
+
+    assert found == receive_with(story, 1).kinds()
 
 
 def test_a_clean_start_ends_what_is_owed_and_what_comes_counts_anew() -> None:

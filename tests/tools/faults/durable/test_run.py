@@ -14,15 +14,21 @@ from random import Random
 import pytest
 
 from broker.config.schema import POWER, PROCESS
+from tests.system.processes import HOST, free_port
 from tests.tools.faults.durable import moves
 from tests.tools.faults.durable.__main__ import Summary, campaign, options, report
 from tests.tools.faults.durable.__main__ import run as run_one
+from tests.tools.faults.durable.client import Run
+from tests.tools.faults.durable.cold import COOLED, NAMES, READ, ColdClients
+from tests.tools.faults.durable.counters import NodeCounters
 from tests.tools.faults.durable.plan import (
     BEHIND_PROXY,
     CUT_POWER,
+    DEATHS,
     EMBEDDED,
     KILL_WORKER,
     MOST_DEATHS,
+    READING,
     RESTARTS,
     plan,
 )
@@ -37,6 +43,7 @@ from tests.tools.faults.durable.power import (
 )
 from tests.tools.faults.durable.proxy import TO_CLIENT, Proxy
 from tests.tools.faults.durable.run import LAST_WORDS, DurableRun, Outcome
+from tests.tools.fuzz.loop import Loop
 
 PATIENCE = 10.0  # seconds for what should take milliseconds
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
@@ -72,8 +79,15 @@ def test_a_plan_follows_from_its_seed_and_does_not_end_the_node() -> None:
     for seed in range(100):
         deaths = 0
         for each in plan(Random(seed), EMBEDDED, POWER, 2, 50):
-            deaths = 0 if each.kind in RESTARTS else deaths + (each.kind == KILL_WORKER)
+            deaths = 0 if each.kind in RESTARTS else deaths + (each.kind in DEATHS)
             assert deaths <= MOST_DEATHS
+
+
+def test_sessions_that_are_read_are_harmed_only_where_some_are_cold() -> None:
+    """A brisk run is over before a session is cold: it would wait for one at each fault."""
+    kinds = {each.kind for each in plan(Random(1), EMBEDDED, POWER, 2, 500)}
+    assert kinds >= READING.keys()
+    assert not READING.keys() & {each.kind for each in plan(Random(1), EMBEDDED, POWER, 2, 500, brisk=True)}
 
 
 def test_power_is_cut_where_something_syncs() -> None:
@@ -90,7 +104,7 @@ def outcome(seed: int, *failures: str) -> Outcome:
     found = Outcome(seed, "embedded", failures=list(failures))
     found.kinds.update({KILL_WORKER: 2, CUT_POWER: 1})
     found.verdicts.update(["lost"] if failures else [])
-    found.figures = {"acknowledged": 1000, "delivered": 5000}
+    found.figures = {"acknowledged": 1000, "delivered": 5000, COOLED: 7, READ: 5}
     return found
 
 
@@ -104,6 +118,7 @@ def test_a_summary_adds_up_what_the_runs_found() -> None:
     assert told[0].startswith("2 of 3 runs failed; 9 faults in ")
     assert ["6 kill worker", "3 cut power"] == [line.strip() for line in told[1:3]]
     assert "     3000 acknowledged" in str(summary)
+    assert "       21 went cold\n         15 were read again" in str(summary)
     assert "     2 lost" in str(summary)
     assert "seeds of runs that failed: 8 9" == told[-1]
 
@@ -153,6 +168,84 @@ def test_the_file_of_redis_shows_where_a_session_was(tmp_path: Path, capsys: pyt
     _, added, renamed = capsys.readouterr().out.splitlines()
     assert "1 SADD weir:{1}:sessions:a me" == added.strip()
     assert "3 RENAME weir:{1}:session:a:me weir:{1}:session:b:me" == renamed.strip()
+
+
+# Cold sessions.
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def admin() -> Iterator[socket.socket]:
+    """Where a node would tell its counters."""
+    with socket.create_server((HOST, 0)) as listener:
+        listener.settimeout(PATIENCE)
+        yield listener
+
+
+def answer(admin: socket.socket, loop: Loop, counters: NodeCounters, told: bytes | None) -> None:
+    """Have *counters* read *told*, which is sent in two parts; None: the connection ends instead."""
+    counters.ask()
+    node, _ = admin.accept()
+    node.settimeout(0.0)
+    with node:
+        request = b""
+        while not request.endswith(b"\r\n\r\n"):
+            loop.turn(0.01)
+            try:
+                request += node.recv(1000)
+            except BlockingIOError:
+                continue
+        for part in () if told is None else (told[:30], told[30:]):
+            node.sendall(part)
+            loop.turn(0.01)
+    deadline = time.monotonic() + PATIENCE
+    while counters.waiting() and time.monotonic() < deadline:
+        loop.turn(0.01)
+    assert not counters.waiting()
+
+
+def exposition(cooled: int, read: int) -> bytes:
+    lines = f"# HELP\nweir_sessions_cooled_total {cooled}.0\nweir_sessions_warmed_total {read}.0\n"
+    return f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n{lines}".encode()
+
+
+def test_counters_go_on_over_the_ends_of_supervisors(admin: socket.socket, loop: Loop) -> None:
+    """A run would tell of the time since its last restart alone, or take half of an answer for zero."""
+    counters = NodeCounters(loop, admin.getsockname()[1], NAMES)
+    answer(admin, loop, counters, exposition(10, 4))
+    answer(admin, loop, counters, exposition(12, 5))
+    answer(admin, loop, counters, None)
+    answer(admin, loop, counters, exposition(3, 60)[:-4])  # 6
+    answer(admin, loop, counters, exposition(3, 60)[:-10])
+    assert {COOLED: 12, READ: 5} == counters.totals
+    answer(admin, loop, counters, exposition(3, 6))
+    assert {COOLED: 15, READ: 6} == counters.totals
+
+    admin.close()
+    counters.ask()
+    while counters.waiting():
+        loop.turn(0.01)
+    assert {COOLED: 15, READ: 6} == counters.totals
+
+
+def test_a_run_wants_cold_sessions_that_are_read_again(loop: Loop) -> None:
+    """A run in which no session was cold would be said to be well."""
+    run = Run(loop, free_port(), Random(1), lambda event: None)
+    counters = NodeCounters(loop, run.port, NAMES)
+    cold = ColdClients(run, counters)
+    found = []
+    for cooled, read in ((0, 0), (3, 0), (0, 3), (1, 1)):
+        counters.totals = {COOLED: cooled, READ: read}
+        found.append(cold.proven())
+
+    run.close()
+    assert [False, False, False, True] == found
 
 
 # Power.
