@@ -89,12 +89,18 @@ class OutgoingSessions:
 
         *user*: the tag of the user that asks.
         """
+        again = partial(self.asked, peer, number, epoch, user, wanted, client_id)
+        if not self._waits(client_id, again):
+            then = partial(self._given_up, peer, number, epoch, wanted, client_id, again)
+            self._claims.give_up(client_id, epoch, user, then)
+
+    def _waits(self, client_id: str, then: Callable[[], None]) -> bool:
+        """Whether the session is on its way to a peer, which may be dead: *then* is called when that is decided."""
         outgoing = self._undecided.get(client_id)
-        if outgoing is not None and not outgoing.exported.session.ended:
-            # The session is on its way to a peer that may be dead, which this worker has not heard of yet.
-            outgoing.waiting.append(partial(self.asked, peer, number, epoch, user, wanted, client_id))
-            return
-        self._claims.give_up(client_id, epoch, user, partial(self._given_up, peer, number, epoch, wanted))
+        if outgoing is None or outgoing.exported.session.ended:
+            return False
+        outgoing.waiting.append(then)
+        return True
 
     def _when_decided(self, client_id: str, then: Callable[[], None]) -> None:
         outgoing = self._undecided.get(client_id)
@@ -103,7 +109,17 @@ class OutgoingSessions:
         else:
             outgoing.waiting.append(then)
 
-    def _given_up(self, peer: Peer, number: int, epoch: int, wanted: bool, result: TakeoverResult) -> None:
+    def _given_up(
+        self,
+        peer: Peer,
+        number: int,
+        epoch: int,
+        wanted: bool,
+        client_id: str,
+        again: Callable[[], None],
+        result: TakeoverResult,
+    ) -> None:
+        """*again*: has it asked once more."""
         session = result.session
         now = self._clock()
         if peer.gone:
@@ -113,6 +129,9 @@ class OutgoingSessions:
         if session is None:
             refusal = OF_OTHER_USER if result.of_other_user else SUPERSEDED
             refused = result.superseded or result.of_other_user
+            # Another peer asked as well while the session was read, or claimed here, and may be given it.
+            if not refused and self._waits(client_id, again):
+                return
             self._answer(peer, number, refusal if refused else NOTHING, result.epoch, UNKNOWN)
             return
         if not wanted:

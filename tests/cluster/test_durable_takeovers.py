@@ -720,6 +720,31 @@ def replies_of(broker: Broker) -> Stream:
     raise AssertionError("it has no connection")
 
 
+def test_a_session_that_two_workers_ask_for_while_it_is_read_stays_one(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """The second to ask would hear that there is no session, and begin another one."""
+    node = start_node(3)
+    former, one, other = node
+    subscriber(former).drop()
+    publish(one, b"1")
+    node.kill(former)
+    giver = node.start(0)  # it has the session unread, and Redis names a worker that has ended
+    node.advance(0.5)
+    giver.answered = False
+    giver.reactor.pause(replies_of(giver), Pause.FANOUT)
+    first, second = coming(one), coming(other)
+    node.settle()
+    giver.reactor.resume(replies_of(giver), Pause.FANOUT)
+    giver.answered = True
+    node.advance(1)
+    found = [each for client in (first, second) for each in client.inbox if isinstance(each, ConnAck) and not each.code]
+
+    assert [True] == [each.session_present for each in found]
+    assert 1 == len(sessions(node)) == len([each for each in stored_at(redis) if each.startswith("session")])
+    assert [(b"1", 1, True)] == messages(first) + messages(second)
+
+
 def test_who_keeps_a_session_that_is_taken_a_moment_later_does_not_end_it(
     start_node: StartNode, redis: RunningRedis
 ) -> None:
