@@ -2,9 +2,9 @@
 from dataclasses import dataclass
 from typing import Final
 
-FIRST_PAUSE: Final = 0.1  # seconds before a child is started again,
+FIRST_PAUSE: Final = 0.1  # seconds before a child is started again that has died soon after it was started at once,
 LONGEST_PAUSE: Final = 5.0  # doubled with each death up to this
-RECOVERED: Final = 30.0  # seconds of service after which the pause is the first one again
+RECOVERED: Final = 30.0  # seconds of service after which the next process is started at once, as after the first death
 NEVER_READY: Final = 5  # deaths of one child in a row, none of whose processes was ready,
 NEVER_READY_WITHIN: Final = 30.0  # in so many seconds
 TOO_MANY: Final = 10  # deaths of all children of a group,
@@ -43,7 +43,7 @@ class RestartPolicy:
         """*name*: the child's. *crash_loop*: its group's; None: the child is always started again."""
         self._name = name
         self._crash_loop = crash_loop
-        self._pause = FIRST_PAUSE
+        self._pause = 0.0
         self._never_ready: list[float] = []  # the last deaths in a row without having been ready
 
     def after_death(self, served: float | None, now: float) -> Restart | GiveUp:
@@ -53,7 +53,7 @@ class RestartPolicy:
         else:
             self._never_ready = []
             if served >= RECOVERED:
-                self._pause = FIRST_PAUSE
+                self._pause = 0.0
         if self._crash_loop is not None:
             too_many = self._crash_loop.add(now)
             if len(self._never_ready) == NEVER_READY and now - self._never_ready[0] < NEVER_READY_WITHIN:
@@ -61,5 +61,5 @@ class RestartPolicy:
             if too_many:
                 return GiveUp(f"workers died {TOO_MANY} times within {int(TOO_MANY_WITHIN)} seconds")
         pause = self._pause
-        self._pause = min(2 * pause, LONGEST_PAUSE)
+        self._pause = min(2 * pause, LONGEST_PAUSE) or FIRST_PAUSE
         return Restart(pause)

@@ -20,16 +20,16 @@ def policies(count: int = 1) -> list[RestartPolicy]:
     return [RestartPolicy(f"worker {number}", crash_loop) for number in range(count)]
 
 
-def test_the_pause_doubles_and_is_short_again_after_good_service() -> None:
+def test_the_pause_doubles_and_there_is_none_after_good_service() -> None:
     """A worker that dies at once would take the processor; one that died a week ago would come back late."""
     (policy,) = policies()
 
-    verdicts = [policy.after_death(10.0, 100.0 * n) for n in range(8)]
+    verdicts = [policy.after_death(10.0, 100.0 * n) for n in range(9)]
     pauses = [verdict.pause for verdict in verdicts if isinstance(verdict, Restart)]
 
-    assert [FIRST_PAUSE * 2**n for n in range(6)] == pytest.approx(pauses[:6])
-    assert [LONGEST_PAUSE] * 2 == pauses[6:]
-    assert Restart(FIRST_PAUSE) == policy.after_death(RECOVERED, 900.0)
+    assert [0.0, *(FIRST_PAUSE * 2**n for n in range(6))] == pytest.approx(pauses[:7])
+    assert [LONGEST_PAUSE] * 2 == pauses[7:]
+    assert Restart(0.0) == policy.after_death(RECOVERED, 1000.0)
 
 
 def test_a_worker_that_is_never_ready_ends_the_node() -> None:
