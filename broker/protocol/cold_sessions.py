@@ -264,7 +264,7 @@ class ColdSessions(ColdReceiver):
             for held in owed:
                 self._routes.offer_to(session, held.message, now)
             if owed:  # they may end before anything that waited
-                self._says_when(session, adopted.record)
+                self._update_index(session, adopted.record)
             if warming.hot:
                 self._hot[session] = None
             self.rests(session, now)
@@ -416,7 +416,7 @@ class ColdSessions(ColdReceiver):
             self._resting.pop(session, None)
             self._resting[session] = now
             if record.index_known() != READ:
-                self._says_when(session, record)
+                self._update_index(session, record)
 
     def _cool_some(self, now: float) -> float:
         if not self._durable.adoption.done:
@@ -471,7 +471,7 @@ class ColdSessions(ColdReceiver):
         if session in self._sessions.replays or (session.losses is not None and not session.losses.settled()):
             return False
         value = record.index_known()
-        if not self._says_when(session, record):
+        if not self._update_index(session, record):
             return self._forget(session) if value == record.index_known() == READ else False
         if self._in_pages and self._awaits_page(value[DEADLINE:]):
             return False
@@ -486,11 +486,11 @@ class ColdSessions(ColdReceiver):
         self._counters.sessions_cooled += 1
         return self._forget(session)
 
-    def _says_when(self, session: Session, record: SessionRecord) -> bool:
-        """Whether the index says when *session* ends, or the first of its messages: then it is to be read.
+    def _update_index(self, session: Session, record: SessionRecord) -> bool:
+        """Have the index say when *session* ends, or the first of its messages: then it is to be read.
 
-        Otherwise the index will, if that is known and the session may be kept unread. Without it the messages of a
-        session that a later worker keeps unread would stay when they have ended.
+        True: it says so already. False: it will, if that is known and the session may be kept unread. Without it the
+        messages of a session that a later worker keeps unread would stay when they have ended.
         """
         wall, queue = self._durable.wall(), record.present_queue()
         ends = wall + self._sessions.expires(session) - self._clock()
