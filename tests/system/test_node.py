@@ -170,10 +170,10 @@ def test_workers_that_cannot_live_end_the_node(start_node: StartNode, tmp_path: 
 def test_who_would_have_to_wait_for_long_is_refused(start_node: StartNode) -> None:
     """Clients would hang at a worker that does not come back, while another worker or node would serve them."""
     weir = start_node()
-    for deaths in range(1, 6):
+    for deaths in range(1, 7):
         os.kill(weir.pids[0], signal.SIGKILL)
         paused = weir.wait_for("worker_restarting", deaths)
-        if deaths < 5:
+        if deaths < 6:
             weir.wait_for("worker_ready", deaths + 1)
 
     assert 1.6 == paused["pause_s"]
