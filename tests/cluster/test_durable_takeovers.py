@@ -740,9 +740,10 @@ def test_a_session_that_two_workers_ask_for_while_it_is_read_stays_one(
     node.advance(1)
     found = [each for client in (first, second) for each in client.inbox if isinstance(each, ConnAck) and not each.code]
 
-    assert [True] == [each.session_present for each in found]
+    # Both, if the one that was first to be given it is answered before the other one takes it over.
+    assert {True} == {each.session_present for each in found}
     assert 1 == len(sessions(node)) == len([each for each in stored_at(redis) if each.startswith("session")])
-    assert [(b"1", 1, True)] == messages(first) + messages(second)
+    assert {(b"1", 1, True)} == {*messages(first), *messages(second)}
 
 
 def test_who_keeps_a_session_that_is_taken_a_moment_later_does_not_end_it(
