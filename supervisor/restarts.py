@@ -2,9 +2,9 @@
 from dataclasses import dataclass
 from typing import Final
 
-FIRST_PAUSE: Final = 0.1  # seconds before a child is started again that has died soon after it was started at once,
+FIRST_PAUSE: Final = 0.1  # seconds: the first death is followed by a start at once, the second by this pause,
 LONGEST_PAUSE: Final = 5.0  # doubled with each death up to this
-RECOVERED: Final = 30.0  # seconds of service after which the next process is started at once, as after the first death
+RECOVERED: Final = 30.0  # seconds of service after which a death counts as the first one again
 NEVER_READY: Final = 5  # deaths of one child in a row, none of whose processes was ready,
 NEVER_READY_WITHIN: Final = 30.0  # in so many seconds
 TOO_MANY: Final = 10  # deaths of all children of a group,

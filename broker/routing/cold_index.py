@@ -42,7 +42,7 @@ from broker.routing.neighbour import Neighbours
 
 NAME: Final = 1024  # bytes of a client id: with a longer one a session is always warm
 
-TOUCHED: Final = 128  # sessions whose buckets are read ahead: some 800 lines and pages of memory
+TOUCHED: Final = 128  # sessions whose buckets are read ahead: some 800 cache lines
 LOAD: Final = 1  # entries of a bucket on average, at most
 EXPECTED: Final = 2  # filters of a session
 GARBAGE: Final = 4096  # bytes of a segment's text that are not worth a compaction
@@ -148,7 +148,7 @@ class ColdIndex:
     def _touch(self, entries: list[bytes], start: i64) -> None:
         """Read the buckets that the next of *entries* belong to, and what is first in them.
 
-        The processor fetches them from memory at once then. Otherwise it waits for each, half of the time of `load()`.
+        The processor fetches all of them from memory at the same time then. Otherwise it waits for one after the other.
         """
         clients, heads = vec[i64](), vec[i64]()
         for at in range(start, min(start + 2 * TOUCHED, len(entries) - 1), 2):

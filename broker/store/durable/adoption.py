@@ -40,7 +40,7 @@ from broker.store.durable.stored_session import StoredSession, read_record
 from broker.store.durable.tokens import TakenNumbers
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import FENCED_FOR, SLICES, Keys
-from broker.store.redis.pipeline import Command, CommandPipeline
+from broker.store.redis.pipeline import WRONG_TYPE, Command, CommandPipeline
 from broker.store.redis.script import Script
 from broker.worker_id import WorkerId
 
@@ -54,7 +54,6 @@ UNREAD: Final = -1  # bytes of records that are returned of those
 FENCED: Final = 300  # sessions of the fence in one call, each with three keys
 
 FIRST_CURSOR: Final = b"0"  # also what follows the last page
-WRONG_TYPE: Final = "WRONGTYPE"  # how Redis' error begins for a key of another type
 # KEYS owners of the node, commit number of the worker, which those look at that give it a session; ARGV incarnation,
 # shard. HDEL is first for a server that is full: see full.lua.
 JOIN: Final = b"""

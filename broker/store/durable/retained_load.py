@@ -24,7 +24,7 @@ from broker.store.durable.retained import ASIDE, FORGET, SCRIPT
 from broker.store.durable.retained_value import STAMP_BYTES, decode_value, encode_stamp
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SLICES, Keys
-from broker.store.redis.pipeline import Command, CommandPipeline
+from broker.store.redis.pipeline import WRONG_TYPE, Command, CommandPipeline
 
 TIMEOUT: Final = 60.0  # seconds
 PAGE: Final = 256  # messages: 2 ms of this worker, compiled less
@@ -32,7 +32,6 @@ PAGE_BYTES: Final = 256 * 1024
 FIRST_PAGE: Final = 16  # messages; if each has 256 KiB, a page of them is 4 MiB
 UNITS: Final = 5  # of the reactor's quantum, for each message
 LAST_CURSOR: Final = b"0"
-WRONG_TYPE: Final = "WRONGTYPE"
 
 
 class RetainedLoad:

@@ -39,7 +39,7 @@ from broker.store.durable.sweeper import Sweeper
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import READY, packed
 from broker.store.redis.keys import SLICES, Keys, SessionKeys
-from broker.store.redis.pipeline import CallbackCommand, Command, CommandPipeline, OnReady
+from broker.store.redis.pipeline import WRONG_TYPE, CallbackCommand, Command, CommandPipeline, OnReady
 from broker.store.redis.script import Script
 from broker.worker_id import WorkerId
 
@@ -48,7 +48,6 @@ PAGES: Final = 64  # of queues that are read at once, 4 MiB or 6 ms of Redis: a 
 MESSAGE_UNITS: Final = 20  # of the reactor's quantum: to read a message, and to send it
 Looked = Callable[[StoredSession | None], None]  # its record; None: there is none that can be read
 Taken = Callable[[AdoptedSession | None, float], None]  # the session; None: there is none, or it is damaged. Now
-WRONG_TYPE: Final = "WRONGTYPE"  # how Redis' error begins for a key of another type
 
 
 class ReturnTaker(Protocol):

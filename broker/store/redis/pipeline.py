@@ -23,6 +23,7 @@ from broker.store.redis.connection import READY, RECONNECT_AFTER, REPLY, ByteStr
 
 MOST: Final = 20_000  # commands; at 1.8 us each and 300 ms of patience more could not be answered in time
 MOST_BYTES: Final = 16 * 1024 * 1024
+WRONG_TYPE: Final = "WRONGTYPE"  # how the error of the server begins for a key of another type
 
 
 class Command:
