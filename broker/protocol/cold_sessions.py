@@ -42,7 +42,7 @@ from broker.session.queue import MessageBudget
 from broker.session.session import Session
 from broker.store.durable.adoption import AdoptedSession
 from broker.store.durable.cold_reads import FOUND, MISSING
-from broker.store.durable.index import NEVER, READ, SUBSCRIPTIONS, deadline_of
+from broker.store.durable.index import NEVER, READ, SUBSCRIPTIONS, deadline_of, with_deadline
 from broker.store.durable.record import SessionRecord
 from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
@@ -499,9 +499,12 @@ class ColdSessions(ColdReceiver):
                 return False
             ends = min(ends, queue.due)
         value = record.index_known()
-        if value != READ and abs(deadline_of(value) - min(ends, NEVER)) <= SLACK:
+        if value == READ:
+            record.store_index(self._sessions.index_value(session, ends))
+            return False
+        if abs(deadline_of(value) - min(ends, NEVER)) <= SLACK:
             return True
-        record.store_index(self._sessions.index_value(session, ends))
+        record.store_index(with_deadline(value, ends))  # its filters may not all be registered here yet
         return False
 
     def _awaits_page(self, interest: bytes) -> bool:

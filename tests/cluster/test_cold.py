@@ -1,5 +1,6 @@
 # Sessions that are in Redis alone: in a node of one worker, and of two, with a real Redis.
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +29,7 @@ from broker.protocol import cold_sessions
 from broker.protocol.cold_sessions import COOL_AFTER, COOLING, PATIENCE, WALKED, ColdSessions
 from broker.session.message import NEVER, Message
 from broker.session.session import Session
+from broker.store.durable.index import with_deadline
 from broker.store.redis.keys import SLICES, Keys
 from tests.cluster.durable_node import Durable, StartRedis
 from tests.cluster.test_durable import payloads
@@ -137,6 +139,27 @@ def test_a_worker_that_follows_reads_no_cold_session(node: Durable) -> None:
     assert 2 == cold_of(node.worker).count()
     node.publish(b"a/c", b"2")
     assert not cold_of(node.worker).has("client") and cold_of(node.worker).has("other")
+    assert [b"1", b"2"] == [payload for payload, _, _ in payloads(node.connect("client"))]
+
+
+def test_a_session_that_is_to_be_read_earlier_is_known_by_its_filters_afterwards(node: Durable) -> None:
+    """The worker that follows would believe that it waits for nothing, and what is for it be acknowledged and lost.
+
+    The index has an earlier time after a crash behind the end of a message, and before that is written.
+    """
+    away(node)
+    me = node.worker.identity.incarnation_text.encode()
+    number = zlib.crc32(b"client") % SLICES
+    index = Keys("weir").sessions(number, me).index
+    asked = node.redis.client()
+    value = asked.hget(index, b"client")
+    assert isinstance(value, bytes)
+    asked.hset(index, b"client", with_deadline(value, node.worker.worker.base.wall() + 1000.0))
+    node.kill()
+    node.publish(b"a/b", b"1")
+    node.kill()
+    node.publish(b"a/b", b"2")
+
     assert [b"1", b"2"] == [payload for payload, _, _ in payloads(node.connect("client"))]
 
 

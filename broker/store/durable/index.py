@@ -35,9 +35,18 @@ def index_value(expires: float, filters: Iterable[bytes]) -> bytes:
     interest = interest_of(filters)
     if interest is None or len(interest) > MOST_INTEREST:
         return READ
-    return min(max(0, math.ceil(expires)), NEVER).to_bytes(DEADLINE, "big") + interest
+    return _deadline(expires) + interest
+
+
+def with_deadline(value: bytes, expires: float) -> bytes:
+    """*value*, which is not READ, of a session that is to be read at *expires*: Unix time in seconds."""
+    return _deadline(expires) + value[DEADLINE:]
 
 
 def deadline_of(value: bytes) -> int:
     """When the session that an index has *value* of is to be read: Unix time, or NEVER."""
     return int.from_bytes(value[:DEADLINE], "big")
+
+
+def _deadline(expires: float) -> bytes:
+    return min(max(0, math.ceil(expires)), NEVER).to_bytes(DEADLINE, "big")
