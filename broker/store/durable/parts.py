@@ -172,14 +172,16 @@ class QueueParts(QueuePlaces):
             self.report(DropReason.QUEUE_FULL, self._apply_limits(now))
 
     def _id_is_free(self, position: int) -> bool:
-        """Whether no message that is not done has the packet id of *position*."""
-        if position < PACKET_IDS:
+        """Whether no message that is not done, or would not be after a crash, has the packet id of *position*."""
+        if position <= PACKET_IDS:
             return True
         if position - PACKET_IDS in self._marks.stored:
             return False
-        packs = self.stored.read
-        if packs and position - packs[0].first < PACKET_IDS:
-            return True
+        for pack in self.stored.read:
+            if pack.left:  # what is done of it comes again after a crash, unless all of it is
+                if position <= pack.last:
+                    break
+                return position - pack.first < PACKET_IDS
         oldest = next(iter(self.stored.pack_of or self._writing or self._new), position)
         return position - oldest < PACKET_IDS
 

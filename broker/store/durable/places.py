@@ -35,7 +35,8 @@ class QueuePlaces(MessageQueue):
         self._holder: Holder | None = None
         self._last = 0  # the position of the message that came last
         self._ready_to = 0  # that of the last message that is or was ready
-        self._sent_to = 0  # that of the last message that was sent
+        self._sent_to = 0  # that of the last message that was sent here: packet ids are of positions up to it
+        self._moved_to = 0  # the same, of the worker that had the session before, if that told
         self._due_to = 0  # that of the last message that is to be written with the next transaction
         self._restored_to = 0  # messages up to here may have been sent before, over another connection
         self._new: dict[int, Message] = {}  # by position
@@ -84,8 +85,8 @@ class QueuePlaces(MessageQueue):
         return self._ready_to
 
     def sent_to(self) -> int:
-        """The position of the last message that this worker has sent, or knows of."""
-        return self._sent_to
+        """The position of the last message that was sent, as far as this worker knows."""
+        return max(self._sent_to, self._moved_to)
 
     def given_state(self) -> bytes:
         """What the next owner cannot read in Redis; see `encode_state()`."""

@@ -122,7 +122,8 @@ class DurableQueue(QueueParts, Writer):
         self._taken = taken
         if taken is not None and taken.unstored():
             self._commit.soon(self)
-        self._last = self._ready_to = max([0, *released])
+        # Positions go on behind all that were sent: they may be done, and nothing of them be stored.
+        self._last = self._ready_to = max([0 if state is None else state.sent_to, *released])
         if first is not None and last is not None:
             self._ready_to = first.messages[0].position - 1
             self._last = max(self._last, last.messages[-1].position)
@@ -138,8 +139,7 @@ class DurableQueue(QueueParts, Writer):
             self.waiting_bytes = 0 if first is None else self.stored.stored_bytes - first.bytes_before
             self.exact = first is None
         else:
-            self._restored_to = state.sent_to
-            self._sent_to = max(self._sent_to, state.sent_to)
+            self._restored_to = self._moved_to = state.sent_to
             self._done_unread = dict.fromkeys(state.done)
             self.count, self.waiting_bytes, self.exact = state.count, state.waiting_bytes, state.exact
         self._marks.restore(released, [] if state is None else state.completed)

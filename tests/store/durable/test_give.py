@@ -8,6 +8,7 @@ from broker.session.message import Message
 from broker.session.queue import MessageBudget
 from broker.session.subscription import Subscription
 from broker.session.will import Will
+from broker.store.durable import pack, parts
 from broker.store.durable.group_commit import PAUSE
 from broker.store.durable.queue_state import encode_state
 from broker.store.durable.stored_session import HEAD, LEFT
@@ -199,6 +200,107 @@ def test_what_was_not_stored_when_redis_was_full_is_stored_when_it_comes_again(
     assert all(map(answered, published))
     came = [packet.payload for packet in last.client.take() if isinstance(packet, Publish)]
     assert [b"1", b"1", b"3", b"2"] == came
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> int:
+    """So few packet ids are used."""
+    for module in (pack, parts):
+        monkeypatch.setattr(module, "PACKET_IDS", 8)
+    return 8
+
+
+def moved(worker: DurableWorker) -> DurableWorker:
+    """The worker to which the session has moved, which *worker* had without a connection; its client is there."""
+    new = DurableWorker(ModelRedis(worker.redis.server), 2, worker.now, expects=True)
+    given: list[bytes | None] = []
+    worker.owner.record.give(incarnation(2), given.append)
+    worker.until(lambda: len(given) > 0)
+    new.owner.take(b"", given[0] or b"", new.now)
+    new.until(lambda: new.owner.ready)
+    new.connect()
+    return new
+
+
+def sent(worker: DurableWorker) -> list[tuple[int, bool]]:
+    """The packet ids of what the client was sent since the last call, and whether it is marked as a duplicate."""
+    return [(packet.packet_id, packet.dup) for packet in worker.client.take() if isinstance(packet, Publish)]
+
+
+def complete(worker: DurableWorker, packet_id: int) -> None:
+    """The client is sent a message under *packet_id* for the first time, and completes it."""
+    worker.settle()
+    assert [(packet_id, False)] == sent(worker)
+    assert worker.session.pubrec(packet_id, 0, worker.now)
+    worker.settle()
+    assert worker.session.pubcomp(packet_id, worker.now)
+    worker.settle()
+
+
+def test_packet_ids_go_on_where_a_session_moves_of_which_nothing_is_stored(few: int) -> None:
+    """What its client acknowledges would be another message than the one that it got, which would come for ever."""
+    former = DurableWorker(ModelRedis())
+    former.connect()
+    for number in range(few + 3):  # of QoS 2: that their tokens were taken keeps the queue
+        publish(former, number)
+        complete(former, number % few + 1)
+    former.disconnect()
+    former.settle()
+    new = moved(former)
+
+    publish(new, few + 3)
+    complete(new, 4)
+    assert not any(b":queue:" in key or b":released:" in key for key in new.redis.values)
+
+
+def test_a_packet_id_is_not_used_of_a_message_that_would_come_again(few: int) -> None:
+    """After a crash the client would have two messages under one packet id, one of which it could not acknowledge."""
+    worker = DurableWorker(ModelRedis())
+    worker.disconnect()
+    for _ in range(3):  # stored together, so all of them are until none is needed
+        worker.offer(b"")
+    worker.settle()
+    worker.connect()
+    worker.settle()
+    assert [1, 2, 3] == [packet_id for packet_id, _ in sent(worker)]
+    for packet_id in (1, 3):
+        assert worker.session.puback(packet_id, worker.now)
+    for number in range(4, few + 1):
+        worker.offer(b"")
+        assert worker.session.puback(number, worker.now)
+    sent(worker)
+    publish(worker, 1)
+    worker.settle()
+    assert [] == sent(worker)
+
+    assert worker.session.puback(2, worker.now)
+    complete(worker, 1)
+
+
+def test_what_waits_where_a_session_moves_is_known_by_what_was_sent_there(few: int) -> None:
+    """After a crash all that waits may have been sent; acknowledgements would be taken for those of the last of it."""
+    first = DurableWorker(ModelRedis())
+    for _ in range(few + 3):
+        first.offer(b"")
+    first.settle()
+    second = DurableWorker(ModelRedis(first.redis.server), 2, first.now + 1)
+    new = DurableWorker(ModelRedis(first.redis.server), 3, second.now, expects=True)
+    given: list[bytes | None] = []
+    second.owner.record.give(incarnation(3), given.append)
+    second.until(lambda: len(given) > 0)
+    new.owner.take(b"", given[0] or b"", new.now)
+    new.until(lambda: new.owner.ready)
+    new.connect(window=1)
+    ids = []
+    for _ in range(few + 3):
+        new.settle()
+        ((packet_id, _),) = sent(new)
+        ids.append(packet_id)
+        assert new.session.puback(packet_id, new.now)
+    new.settle()
+
+    assert [number % few + 1 for number in range(few + 3)] == ids
+    assert not any(b":queue:" in key for key in new.redis.values)
 
 
 @pytest.mark.parametrize("full", [False, True])

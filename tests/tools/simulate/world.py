@@ -11,7 +11,9 @@ from typing import Final
 from broker.session.expiry import WEEK
 from broker.session.queue import UNLIMITED
 from broker.session.session import Session
+from broker.store.durable import pack, parts
 from broker.store.durable.index import READ, deadline_of
+from broker.store.durable.pack import PACK, PACKET_IDS
 from broker.store.durable.stored_session import DamagedRecord, read_record
 from tests.store.durable.model import ModelServer
 from tests.tools.faults.durable.checker import LOST, PACKET_ID_REUSED, REORDERED, Checker, Violation
@@ -27,8 +29,19 @@ HOLD: Final = 0.002
 TOPICS: Final = ("a", "b")
 QUIET: Final = 4000  # turns: everything comes to rest in some hundred
 STUCK: Final = "stuck"
+FEW: Final = 3  # messages of a pack
 LEFT: Final = "left behind"
 Step = tuple[str, int]
+
+
+def _have_few_packet_ids(window: int) -> None:
+    """Have queues use so few packet ids that they come round within a history; *window* 0: as many as ever.
+
+    Packs are shorter then, as they are to have fewer messages than there are packet ids.
+    """
+    messages = FEW if window else PACK
+    for module in (pack, parts):
+        vars(module).update(PACK=messages, PACKET_IDS=window + 3 * messages if window else PACKET_IDS)
 
 
 class World:
@@ -63,6 +76,7 @@ class World:
         self._owed_wills: set[str] = set()
         self._qos = chance.one_of([[1], [2], [1, 2], [1, 2]])
         window = chance.one_of([1, 2, 10, 100])
+        _have_few_packet_ids(window if number % 2 else 0)
         lowest = chance.often(30)
         self.clients = [
             SimClient(self, "s1", "+", chance.one_of([1, 2, 2]), window, lowest),
