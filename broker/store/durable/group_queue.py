@@ -10,7 +10,7 @@
 from typing import Final
 
 from broker.session.message import Message
-from broker.store.durable.pack import StoredMessage, position_of
+from broker.store.durable.pack import StoredMessage
 from broker.store.durable.queue import DurableQueue
 
 GROUP: Final = b"\0g"  # the beginning of a name that is no client id: no string of MQTT has a NUL
@@ -44,7 +44,7 @@ class GroupQueue(DurableQueue):
 
     def put_back(self, packet_id: int, message: Message) -> None:
         """Have *message*, which was taken under *packet_id* and counts as in flight, wait again, in its place."""
-        position = position_of(packet_id, self._sent_to)
+        position = self._position_of(packet_id)
         at = 0
         for stored in self._ready:
             if stored.position > position:

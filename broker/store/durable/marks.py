@@ -23,6 +23,14 @@ class PubrecMarks:
         """Whether nothing is marked, or to be."""
         return not (self.stored or self.asked or self.completed or self.completed_unread or self._writing)
 
+    def has(self, position: int) -> bool:
+        """Whether *position* is marked, or will be: PUBCOMP has not come."""
+        return position in self.stored or position in self.asked or position in self._writing
+
+    def open(self) -> list[int]:
+        """The positions that are marked, or will be."""
+        return [*self.stored, *self.asked, *self._writing]
+
     def ask(self, position: int) -> bool:
         """Have *position* stored; false if it is or will be anyway."""
         if position in self._writing:

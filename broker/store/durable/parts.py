@@ -37,8 +37,9 @@ from broker.store.durable.pack import (
     add_head,
     encode_pack,
     packet_id_of,
+    position_of,
 )
-from broker.store.durable.places import NONE_READY, READY, QueuePlaces
+from broker.store.durable.places import NONE_OVERTAKEN, NONE_READY, READY, QueuePlaces
 from broker.store.durable.shared_bodies import RECEIVERS, WidePack
 from broker.store.durable.sweep import PAUSE_PER_PAGE, Sweep, rest_of
 from broker.store.durable.tokens import is_will
@@ -175,8 +176,8 @@ class QueueParts(QueuePlaces):
         """Whether no message that is not done, or would not be after a crash, has the packet id of *position*."""
         if position <= PACKET_IDS:
             return True
-        if position - PACKET_IDS in self._marks.stored:
-            return False
+        if self._marks.has(position - PACKET_IDS) or (self._overtaken and packet_id_of(position) in self._overtaken):
+            return self._overtaken.get(packet_id_of(position)) == position
         for pack in self.stored.read:
             if pack.left:  # what is done of it comes again after a crash, unless all of it is
                 if position <= pack.last:
@@ -184,6 +185,44 @@ class QueueParts(QueuePlaces):
                 return position - pack.first < PACKET_IDS
         oldest = next(iter(self.stored.pack_of or self._writing or self._new), position)
         return position - oldest < PACKET_IDS
+
+    def _position_of(self, packet_id: int) -> int:
+        """The position of the message that the client was sent under *packet_id*."""
+        if self._overtaken and packet_id in self._overtaken:
+            return self._overtaken[packet_id]
+        return position_of(packet_id, self._sent_to)
+
+    def _take_position(self, packet_id: int) -> int:
+        """The same, if the message is done: the packet id is that of the next one."""
+        if self._overtaken and packet_id in self._overtaken:
+            return self._overtaken.pop(packet_id)
+        return position_of(packet_id, self._sent_to)
+
+    def _sends(self, position: int) -> None:
+        """The message at *position* is sent."""
+        sent_to = self._sent_to
+        if position == sent_to + 1:
+            self._sent_to = position
+        elif position > sent_to:
+            self._sent_to = position
+            if position > PACKET_IDS:  # what is between was dropped, perhaps as it waited for the packet id of another
+                for each in (*self.stored.pack_of, *self._new, *self._writing, *self._marks.open()):
+                    if each <= sent_to:
+                        self._look_whether_overtaken(each)
+        else:
+            self._look_whether_overtaken(position)
+
+    def _restore_marks(self, stored: list[int], completed: list[int]) -> None:
+        self._marks.restore(stored, completed)
+        for position in self._marks.stored:
+            self._look_whether_overtaken(position)
+
+    def _look_whether_overtaken(self, position: int) -> None:
+        packet_id = packet_id_of(position)
+        if position_of(packet_id, self._sent_to) != position:
+            if self._overtaken is NONE_OVERTAKEN:
+                self._overtaken = {}
+            self._overtaken[packet_id] = position
 
     def _is_being_stored(self, position: int, message: Message) -> bool:
         """Whether *message* has to be stored before it is sent, and is not yet."""

@@ -15,6 +15,7 @@ from broker.store.durable.sweep import Sweep
 from broker.store.durable.tokens import TakenNumbers, token_of
 
 READY: Final = 128  # messages of a page, about, and parts.READY_BYTES: what a client gets first, and a slow one always
+NONE_OVERTAKEN: Final[dict[int, int]] = {}  # of all queues in which none is: never changed
 NONE_READY: Final[deque[StoredMessage]] = deque()  # of all queues in which none is: never changed
 
 
@@ -36,6 +37,8 @@ class QueuePlaces(MessageQueue):
         self._last = 0  # the position of the message that came last
         self._ready_to = 0  # that of the last message that is or was ready
         self._sent_to = 0  # that of the last message that was sent here: packet ids are of positions up to it
+        # By packet id, the messages that are not done, and not the last ones up to `_sent_to` with their packet ids.
+        self._overtaken: dict[int, int] = NONE_OVERTAKEN
         self._moved_to = 0  # the same, of the worker that had the session before, if that told
         self._due_to = 0  # that of the last message that is to be written with the next transaction
         self._restored_to = 0  # messages up to here may have been sent before, over another connection

@@ -29,7 +29,7 @@ from broker.session.queue import INFLIGHT, QUEUED, Holder, MessageBudget
 from broker.store.durable.dropped_queues import dropping, name_of
 from broker.store.durable.group_commit import WIDE, GroupCommit
 from broker.store.durable.marks import PubrecMarks
-from broker.store.durable.pack import DamagedPack, Pack, decode_pack, packet_id_of, position_of
+from broker.store.durable.pack import DamagedPack, Pack, decode_pack, packet_id_of
 from broker.store.durable.parts import QueueParts
 from broker.store.durable.places import NONE_READY, READY
 from broker.store.durable.queue_state import QueueState
@@ -142,7 +142,7 @@ class DurableQueue(QueueParts, Writer):
             self._restored_to = self._moved_to = state.sent_to
             self._done_unread = dict.fromkeys(state.done)
             self.count, self.waiting_bytes, self.exact = state.count, state.waiting_bytes, state.exact
-        self._marks.restore(released, [] if state is None else state.completed)
+        self._restore_marks(released, [] if state is None else state.completed)
         early, self._early = self._early, None
         for message in early or []:  # it counts in the budget
             self._append(message, self._commit.now)
@@ -219,7 +219,8 @@ class DurableQueue(QueueParts, Writer):
         if self.count or not self._id_is_free(position) or (completion is not None and completion.token):
             return False
         message.hold()
-        self._last = self._ready_to = self._sent_to = position
+        self._sends(position)
+        self._last = self._ready_to = position
         self._new[position] = message
         self.packet_id = packet_id_of(position)
         self.duplicate = False
@@ -247,18 +248,18 @@ class DurableQueue(QueueParts, Writer):
         self._budget.used += INFLIGHT - QUEUED
         self.packet_id = packet_id_of(position)
         self.duplicate = position <= self._restored_to
-        self._sent_to = max(self._sent_to, position)
+        self._sends(position)
         return message
 
     def done(self, packet_id: int, message: Message, now: float) -> None:
-        position = position_of(packet_id, self._sent_to)
+        position = self._take_position(packet_id)
         if not self._marks.complete(position, self._ready_to):
             self._done(position, now)
         if self._marks.completed:
             self._commit.later(self, now)
 
     def release(self, packet_id: int) -> bool:
-        position = position_of(packet_id, self._sent_to)
+        position = self._position_of(packet_id)
         if position in self._marks.stored:
             return True
         if self._marks.ask(position):
