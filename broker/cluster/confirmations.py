@@ -21,7 +21,7 @@ from typing import Final
 from broker.cluster import wire
 from broker.delivery.completion import Completion, CompletionListener
 from broker.delivery.outbox import Outbox
-from broker.overload.gate import Gate
+from broker.overload.gate import NONE, Gate
 from broker.routing.neighbour import Neighbour
 from broker.session.message import Message
 from broker.session.run import Run
@@ -52,6 +52,8 @@ class ConfirmingPeer(Neighbour):
         self._write = write
         self._number = 0  # of the last publish that is to be confirmed
         self._waiting: dict[int, Unconfirmed] = {}
+        self._gated = 0  # publishes of them that are under way at the gate of the store
+        self._gated_bytes = 0
 
     def offer(self, message: Message, now: float) -> None:
         """While the worker is orphaned its gate is closed: only what needs no gate comes, and has to come again."""
@@ -81,6 +83,8 @@ class ConfirmingPeer(Neighbour):
     def _wait_for(self, message: Message, now: float) -> None:
         self._number += 1
         self._waiting[self._number] = Unconfirmed(message.hold(), message.size, now)
+        self._gated += 1
+        self._gated_bytes += message.size
 
     def settled(self, ranges: list[tuple[int, int]], now: float) -> None:
         """The peer has confirmed the publishes with these numbers."""
@@ -104,14 +108,30 @@ class ConfirmingPeer(Neighbour):
 
     def _pass_gate(self, publishes: list[Unconfirmed], now: float) -> None:
         passing = [each for each in publishes if each.gated]
-        if passing and self.store is not None:
-            self.store.done(len(passing), sum([each.size for each in passing]), now - passing[-1].at, now)
+        if passing:
+            self._gated -= len(passing)
+            size = sum([each.size for each in passing])
+            self._gated_bytes -= size
+            if self.store is not None:
+                self.store.done(len(passing), size, now - passing[-1].at, now)
         for each in passing:
             each.gated = False
+
+    def pass_undelivered(self, now: float) -> bool:
+        """Tell the gate of the publishes that it has let pass, and that came to nothing; whether there were some.
+
+        So it is of those that were sent again, and of those that were refused. To be called between two publishes.
+        """
+        store = self.store
+        if store is None or store.count <= self._gated:
+            return False
+        store.done(store.count - self._gated, max(0, store.bytes - self._gated_bytes), NONE, now)
+        return True
 
     def take_all(self) -> list[Completion]:
         """Remove all publishes that wait; the peer is gone."""
         waiting, self._waiting = self._waiting, {}
+        self._gated = self._gated_bytes = 0
         return [each.completion for each in waiting.values()]
 
     def unconfirmed(self) -> list[Completion]:

@@ -87,6 +87,7 @@ class ControlLane(Handler):
         elif kind == wire.UNSETTLED:
             for completion in peer.confirming.take(wire.read_settled(body), now):
                 self._listener.abandoned(completion, now)
+            self._listener.stored(peer, now)
         elif kind == wire.LONG:
             peer.confirming.need_long(wire.read_settled(body), now)
             self._listener.stored(peer, now)

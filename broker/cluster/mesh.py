@@ -350,6 +350,8 @@ class Mesh(LaneListener):
             return now + NOTHING_DUE
         for peer in peers:
             peer.mark(now)
+            if peer.confirming.pass_undelivered(now):
+                self.stored(peer, now)
         if now >= self._housekeeping_at:
             self._housekeeping_at = now + HOUSEKEEPING
             self._takeovers.tick(now)

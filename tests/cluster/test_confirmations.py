@@ -55,6 +55,23 @@ def waiting(node: Node) -> list[int]:
     return [sum(peer.confirming.pending() for peer in broker.mesh.peers) for broker in node]
 
 
+def test_a_publish_that_comes_to_nothing_leaves_the_gate_of_the_store(node: Node) -> None:
+    """The store of the other worker would seem slower and slower, until nothing passed any more."""
+    durable(node[1], "reader").socket.close()
+    publisher = node[0].connect("publisher", V5, clean_start=False, properties=LASTING)
+    publisher.send(Publish(b"a", b"x", 2, packet_id=1))
+    node.settle()
+    for _ in range(3):
+        publisher.send(Publish(b"a", b"x", 2, packet_id=1, dup=True))
+        node.settle()
+    node.advance(0.3)
+
+    assert [Ack(PUBREC, 1)] * 4 == publisher.receive()
+    (store,) = [peer.confirming.store for peer in node[0].mesh.peers]
+    assert store is not None
+    assert (0, 0, 0.0) == (store.count, store.bytes, store.delay(node[0].clock.now))
+
+
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("retain", [False, True])
 def test_a_publish_is_acknowledged_once_it_is_stored_at_another_worker(
