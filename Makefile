@@ -13,6 +13,7 @@
 #               stored sessions, 1000 faults and power cuts among them, 10 million messages: make faults ARGS=durable
 # make simulate  histories of stored sessions against a model of Redis, from seeds: make simulate ARGS="--seed 1"
 # make scenes   overload scenes that judge how long things take, and an analysis that is killed
+# make kafka    an Apache Kafka on loopback in the foreground, for try-outs: make kafka ARGS="--port 0"
 # make wheel    the package for another machine: dist/weirmq-*.whl
 # make release  a release: VERSION=x.y.z checks the changelog, trains, builds the wheel and tags the commit
 # make lock     write requirements.lock anew: the newest versions that pyproject.toml allows
@@ -47,7 +48,8 @@ REQUIREMENTS := import sys, tomllib; t = tomllib.load(open("pyproject.toml", "rb
 INSTALLED := env PYTHONPATH="$(CURDIR)/$(VENV)/only" PYTHONSAFEPATH=1 $(BIN)/python
 TREE      := env PYTHONPATH="$(CURDIR)" $(BIN)/python
 
-.PHONY: run demo check test nightly lint bench charts screenshots fuzz soak faults simulate scenes wheel release lock clean installed
+.PHONY: run demo check test nightly lint bench charts screenshots fuzz soak faults simulate scenes kafka wheel release lock clean \
+	installed
 
 # Ctrl-C reaches both by itself; the dashboard ends with the node, whose exit code counts. DASHBOARD: its options.
 run: $(VENV)/needs $(VENV)/dashboard
@@ -125,6 +127,10 @@ simulate: $(VENV)/dev
 
 scenes: installed $(VENV)/dev
 	@$(INSTALLED) -m pytest -q -s -m faults tests/system tests/analytics
+
+# Maven copies Kafka's jars into the cache of the user, once. It needs no more than a Python.
+kafka: $(BIN)/python
+	@$(BIN)/python deploy/kafka/server.py $(ARGS)
 
 clean:
 	@test ! -x $(BIN)/python || $(INSTALL) --stop

@@ -9,7 +9,18 @@ from typing import Final
 from tests.conftest import ROOT
 
 PATIENCE: Final = 20.0  # seconds for what should take one
-TOOLS: Final = ("mosquitto", "mosquitto_pub", "redis-server", "node", "npm", "chromium", "java", "openssl", "apt-get")
+TOOLS: Final = (
+    "mosquitto",
+    "mosquitto_pub",
+    "redis-server",
+    "node",
+    "npm",
+    "chromium",
+    "java",
+    "mvn",
+    "openssl",
+    "apt-get",
+)
 MAKEFILE: Final = """
 .venv/needs .venv/dev .venv/node/installed test:
 	@true

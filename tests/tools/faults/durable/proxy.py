@@ -1,4 +1,4 @@
-# A proxy of bytes between a node and its Redis, which harms the connections that pass through it.
+# A proxy of bytes between a node and its Redis or Kafka, which harms the connections that pass through it.
 #
 # It runs in a thread of its own: a node that starts, or is asked something, waits for Redis while the run waits for it.
 import select
@@ -14,6 +14,14 @@ READ: Final = 65536
 TURN: Final = 0.005  # seconds, at most, until a new fault takes effect
 TO_SERVER: Final = "requests"
 TO_CLIENT: Final = "replies"
+Address = Path | tuple[str, int]  # of a unix socket; or host and TCP port
+
+
+def _socket(address: Address) -> tuple[socket.socket, str | tuple[str, int]]:
+    """A socket for *address*, and the address as the socket takes it."""
+    if isinstance(address, Path):
+        return socket.socket(socket.AF_UNIX), str(address)
+    return socket.socket(socket.AF_INET), address
 
 
 class _Pipe:
@@ -35,14 +43,14 @@ class _Connection:
 
 
 class Proxy:
-    """Listens on *path* and passes everything to the server at *target*; both are unix sockets."""
+    """Listens on *address* and passes everything to the server at *target*."""
 
-    def __init__(self, path: Path, target: Path) -> None:
+    def __init__(self, address: Address, target: Address) -> None:
         self._target = target
         self._loop = Loop()
         self._connections: list[_Connection] = []
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
+        self._listener, where = _socket(address)
+        self._listener.bind(where)
         self._listener.listen(100)
         self._listener.setblocking(False)
         self._loop.watch(self._listener.fileno(), select.EPOLLIN, self._accept)
@@ -108,9 +116,9 @@ class Proxy:
 
     def _accept(self, mask: int) -> None:
         client, _ = self._listener.accept()
-        server = socket.socket(socket.AF_UNIX)
+        server, where = _socket(self._target)
         try:
-            server.connect(str(self._target))
+            server.connect(where)
         except OSError:
             client.close()
             server.close()
