@@ -297,6 +297,27 @@ class StoreFailure(Enum):
         self.words = words
 
 
+class LogFailure(Enum):
+    """Why a log did not do what it was asked: (label, words), which say what to do if people have to do something."""
+
+    UNREACHABLE = ("unreachable", "the log cannot be reached")
+    TIMEOUT = ("timeout", "the log did not answer in time")
+    CLIENT_REFUSED = ("client_refused", "the options of the Kafka client are wrong")
+    AUTHENTICATION_FAILED = ("authentication_failed", "Kafka does not accept Weir's credentials")
+    FORBIDDEN = ("forbidden", "the access rules of the log forbid what Weir needs: allow it")
+    UNKNOWN_TOPIC = ("unknown_topic", "the topic does not exist")
+    NO_LEADER = ("no_leader", "the partition has no leader: look at the brokers of Kafka")
+    TOO_FEW_REPLICAS = ("too_few_replicas", "fewer replicas are in sync than min.insync.replicas asks for")
+    TOO_LARGE = ("too_large", "the message is larger than the log takes: raise max.message.bytes of its topic")
+    OTHER_TOPIC = ("other_topic", "a topic of this name is not as Weir makes it: rename or delete it")
+    CANNOT_STORE = ("cannot_store", "the log cannot store more: look at its memory and its disk")
+    REFUSED = ("refused", "the log answered with an error")
+
+    def __init__(self, label: str, words: str) -> None:
+        self.label = label
+        self.words = words
+
+
 class ProtocolError(Exception):
     """The peer broke MQTT. Carries the reason to close with and, for the log, a detail of what was wrong."""
 

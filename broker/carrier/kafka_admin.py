@@ -1,0 +1,161 @@
+# What a Kafka log asks for seldom and waits for: its producer, and topics. In a thread, one after another.
+#
+# A topic is ready when its partitions have leaders and the producer knows them: the first `send()` to it would wait for
+# that otherwise, and with it the lanes of all workers.
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
+from kafka.errors import KafkaTimeoutError, NoError, TopicAlreadyExistsError, UnknownTopicOrPartitionError, for_code
+
+from broker.carrier.inbox import Inbox
+from broker.carrier.kafka_clients import CLIENT, PRODUCER, REQUEST, made
+from broker.carrier.kafka_errors import error_of
+from broker.carrier.log import LogError, Partition, TopicDescription, TopicProperties
+from broker.reasons import LogFailure
+
+WARM: Final = 10.0  # seconds until the producer has to know a new topic
+CLOSE: Final = 1.0  # seconds for what the producer still has
+ALL_CONFIGS: Final = "all"
+WAKE: Final = Partition("weir.wake")  # who appends a record ends the rest of consumers (kafka_consumer.py)
+WAKE_PROPERTIES: Final = TopicProperties(retention=60, retention_bytes=1024 * 1024)
+
+
+class KafkaAdmin:
+    """The thread, and what it does. *options*: of all clients of kafka-python."""
+
+    def __init__(self, options: Mapping[str, Any], inbox: Inbox) -> None:
+        self._options = options
+        self._inbox = inbox
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._admin: Any = None
+        self._producer: Any = None
+        self._thread = threading.Thread(target=self._work, name="kafka-admin", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Callable[[], object], then: Callable[[object, LogError | None], None]) -> None:
+        """Do *work* in the thread; *then* is told its result, or its failure, in the thread of the log."""
+
+        def task() -> None:
+            result: object = None
+            failure: LogError | None = None
+            try:
+                result = work()
+            except LogError as error:
+                failure = error
+            except Exception as exception:
+                failure = error_of(exception)
+            self._inbox.put(partial(then, result, failure))
+
+        self._tasks.put(task)
+
+    def stop(self) -> None:
+        """End when what is under way has ended."""
+        self._tasks.put(None)
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    # In the thread.
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+        if self._admin is not None:
+            self._admin.close()
+        if self._producer is not None:
+            try:
+                self._producer.close(CLOSE)
+            except KafkaTimeoutError:  # Kafka is away; its thread ends with the process
+                pass
+
+    def connect(self) -> Any:
+        """The producer, when Kafka can be reached and has the topic that wakes consumers."""
+        self.create(WAKE.topic, WAKE_PROPERTIES)
+        return self._producer
+
+    def _connected(self) -> Any:
+        if self._admin is None:
+            self._admin = made(KafkaAdminClient, CLIENT, self._options)
+        return self._admin
+
+    def create(self, topic: str, wanted: TopicProperties) -> None:
+        """Make *topic* unless it is there, and have the producer know it. LogError."""
+        admin = self._connected()
+        configs = {
+            "cleanup.policy": "delete",
+            "retention.ms": str(1000 * wanted.retention),
+            "retention.bytes": str(wanted.retention_bytes),
+        }
+        described = {"num_partitions": wanted.partitions, "replication_factor": wanted.replication, "configs": configs}
+        answer = admin.create_topics({topic: described}, timeout_ms=REQUEST, raise_errors=False)["topics"][0]
+        kind = for_code(answer["error_code"])
+        if kind is TopicAlreadyExistsError:
+            found = self.describe(topic)
+            if found is not None and found.properties.partitions != wanted.partitions:
+                detail = f"{topic} has partitions: {found.properties.partitions}, and not {wanted.partitions}"
+                raise LogError(LogFailure.OTHER_TOPIC, detail)
+        elif kind is not NoError:
+            raise error_of(kind(f"{topic}: {answer['error_message']}"))
+        admin.wait_for_topics([topic], REQUEST)
+        self._warm(topic)
+
+    def _warm(self, topic: str) -> None:
+        if self._producer is None:
+            self._producer = made(KafkaProducer, PRODUCER, self._options)
+        deadline = time.monotonic() + WARM
+        while True:
+            try:
+                self._producer.partitions_for(topic)
+                return
+            except KafkaTimeoutError:  # it has asked for it
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
+
+    def delete(self, topic: str) -> None:
+        answer = self._connected().delete_topics([topic], timeout_ms=REQUEST, raise_errors=False)["topics"][0]
+        kind = for_code(answer["error_code"])
+        if kind not in (NoError, UnknownTopicOrPartitionError):
+            raise error_of(kind(topic))
+
+    def find(self, topic: str) -> Any:
+        """The metadata of *topic*; None: it does not exist. LogError."""
+        found = self._connected().describe_topics([topic])[0]
+        kind = for_code(found["error_code"])
+        if kind is UnknownTopicOrPartitionError:
+            return None
+        if kind is not NoError:
+            raise error_of(kind(topic))
+        return found
+
+    def describe(self, topic: str) -> TopicDescription | None:
+        """What is known of *topic*; None: it does not exist. LogError: Weir cannot use it."""
+        admin = self._connected()
+        found = self.find(topic)
+        if found is None:
+            return None
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+        configs = admin.describe_configs([resource], config_filter=ALL_CONFIGS)["topic"][topic]
+        values = {name: config["value"] for name, config in configs.items()}
+        if values["cleanup.policy"] != "delete":
+            detail = f"{topic} has cleanup.policy={values['cleanup.policy']}, and not delete"
+            raise LogError(LogFailure.OTHER_TOPIC, detail)
+        partitions = [TopicPartition(topic, number) for number in range(len(found["partitions"]))]
+        first = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
+        following = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
+        return TopicDescription(
+            properties=TopicProperties(
+                partitions=len(partitions),
+                retention=int(values["retention.ms"]) // 1000,
+                retention_bytes=int(values["retention.bytes"]),
+                replication=len(found["partitions"][0]["replica_nodes"]),
+            ),
+            first=[first[one].offset for one in partitions],
+            next=[following[one].offset for one in partitions],
+        )

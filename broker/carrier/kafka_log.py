@@ -1,0 +1,187 @@
+# The log in Apache Kafka, by kafka-python, whose calls wait and whose clients have threads of their own.
+#
+# The threads: that of the log, which may wait for nothing; one for topics (kafka_admin.py); one for each consumer
+# (kafka_consumer.py); and those of kafka-python, which send, receive and decode. What they find is put into an inbox
+# and handled in the thread of the log. Why threads and no trio: kafka-python 3 has a loop of its own, and offers calls
+# that wait for it. That is for a process of its own: beside a busy thread, a system call of a worker would take 1 ms.
+#
+# `send()` is called in the thread of the log. With `max_block_ms=0` it never waits: it raises an exception for a topic
+# that the producer does not know yet, and asks for it meanwhile. Its memory is bounded by Appends: one record of each
+# partition is under way.
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, cast
+
+from kafka.errors import KafkaError, KafkaTimeoutError
+
+from broker.carrier.appends import MOST_BYTES, Appends, Done
+from broker.carrier.inbox import Inbox
+from broker.carrier.kafka_admin import WAKE, KafkaAdmin
+from broker.carrier.kafka_consumer import PARTITIONS, ConsumerThread
+from broker.carrier.kafka_errors import error_of
+from broker.carrier.log import LogError, LogStatistics, Partition, Reader, Reading, TopicDescription, TopicProperties
+from broker.carrier.records import Pack, Position
+from broker.reasons import LogFailure
+
+CONNECT_AGAIN: Final = 1.0  # seconds between two attempts
+LOOK_AGAIN: Final = 1.0  # seconds after which a topic that the producer does not know is looked for again
+
+
+class KafkaLog:
+    """A `Log`."""
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        clock: Callable[[], float],
+        deliver: Callable[[Callable[[], None]], None],
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        """*options*: of all clients of kafka-python, such as `bootstrap_servers`.
+
+        *deliver* has a callable called in the thread of the log; it is used in other threads.
+        """
+        self._clock = clock
+        self._statistics = LogStatistics()
+        self._appends = Appends(self._send, clock, self._statistics, most_bytes)
+        self._options = options
+        self._inbox = Inbox(deliver)
+        self._admin = KafkaAdmin(options, self._inbox)
+        self._consumers: list[ConsumerThread] = []
+        self._consumer_of: dict[Reading, ConsumerThread] = {}
+        self._producer: Any = None
+        self._connecting = False
+        self._connect_next = 0.0
+        self._unconnected = LogError(LogFailure.UNREACHABLE, "it has not been reached yet")
+        self._made: dict[str, TopicProperties] = {}  # topics that were made, or found, by this process
+        self._looked: dict[str, float] = {}  # topics that the producer does not know, and when they were looked for
+
+    def start(self) -> None:
+        self._connect()
+
+    def stop(self) -> None:
+        self._inbox.close()
+        for consumer in self._consumers:
+            consumer.stop()
+        self._admin.stop()
+
+    def has_ended(self) -> bool:
+        """Whether the threads of a log that was stopped have ended."""
+        return not self._admin.is_alive() and not any(one.is_alive() for one in self._consumers)
+
+    def statistics(self) -> LogStatistics:
+        return self._statistics
+
+    def tick(self, now: float) -> float:
+        due = self._appends.tick(now)
+        if self._producer is None and not self._connecting:
+            if now >= self._connect_next:
+                self._connect()
+            else:
+                due = min(due, self._connect_next)
+        return due
+
+    def _connect(self) -> None:
+        self._connecting = True
+        self._admin.run(self._admin.connect, self._connected)
+
+    def _connected(self, producer: object, error: LogError | None) -> None:
+        self._connecting = False
+        if error is None:
+            self._producer = producer
+        else:
+            self._unconnected = error
+            self._connect_next = self._clock() + CONNECT_AGAIN
+
+    # Appending.
+
+    def append(self, partition: Partition, pack: Pack, done: Done) -> bool:
+        return self._appends.append(partition, pack, done)
+
+    def flush(self) -> None:
+        self._appends.flush()
+
+    def _send(self, partition: Partition, record: bytes) -> None:
+        if self._producer is None:
+            self._appends.failed(partition, self._unconnected)
+            return
+        try:
+            future = self._producer.send(partition.topic, value=record, partition=partition.number)
+        except KafkaTimeoutError:
+            self._look_for(partition.topic)
+            self._appends.failed(partition, LogError(LogFailure.UNKNOWN_TOPIC, partition.topic))
+        except ValueError as error:  # it has no such partition, or Kafka allows no such name
+            self._appends.failed(partition, LogError(LogFailure.OTHER_TOPIC, str(error)))
+        except KafkaError as error:
+            self._appends.failed(partition, error_of(error))
+        else:
+            future.add_callback(self._stored, partition)
+            future.add_errback(self._refused, partition)
+
+    def _stored(self, partition: Partition, metadata: Any) -> None:
+        self._inbox.put(partial(self._appends.stored, partition, metadata.offset))
+
+    def _refused(self, partition: Partition, exception: BaseException) -> None:
+        self._inbox.put(partial(self._appends.failed, partition, error_of(exception)))
+
+    def _look_for(self, topic: str) -> None:
+        """The producer does not know *topic*: make it again, if it was made here and has been deleted."""
+        now = self._clock()
+        if now >= self._looked.get(topic, 0.0) + LOOK_AGAIN:
+            self._looked[topic] = now
+            properties = self._made.get(topic)
+            if properties is not None:
+                self.create(topic, properties, lambda error: None)
+
+    # Reading.
+
+    def read(self, partition: Partition, position: Position, reader: Reader) -> Reading:
+        reading = Reading(partition, position, reader, self._statistics, self._changed)
+        for consumer in self._consumers:
+            if len(consumer.partitions) < PARTITIONS and partition not in consumer.partitions:
+                break
+        else:
+            consumer = ConsumerThread(self._options, self._inbox, self._wake)
+            self._consumers.append(consumer)
+        self._consumer_of[reading] = consumer
+        consumer.add(reading)
+        # A consumer says nothing of a missing topic.
+        self._admin.run(partial(self._admin.find, partition.topic), partial(self._check, reading))
+        return reading
+
+    def _wake(self) -> None:
+        """End the rest of consumers; if that fails it ends by itself, half a second later."""
+        if self._producer is not None:
+            try:
+                self._producer.send(WAKE.topic, value=b"", partition=WAKE.number)
+            except KafkaError:
+                pass
+
+    def _check(self, reading: Reading, found: object, error: LogError | None) -> None:
+        if found is None and not reading.stopped:
+            unknown = LogError(LogFailure.UNKNOWN_TOPIC, reading.partition.topic)
+            reading.reader.failed(error or unknown)
+
+    def _changed(self, reading: Reading) -> None:
+        self._consumer_of[reading].change(reading)
+        if reading.stopped:
+            del self._consumer_of[reading]
+
+    # Topics.
+
+    def create(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
+        def made(result: object, error: LogError | None) -> None:
+            if error is None:
+                self._made[topic] = properties
+                self._looked.pop(topic, None)
+            then(error)
+
+        self._admin.run(partial(self._admin.create, topic, properties), made)
+
+    def delete(self, topic: str, then: Callable[[LogError | None], None]) -> None:
+        self._made.pop(topic, None)
+        self._admin.run(partial(self._admin.delete, topic), lambda result, error: then(error))
+
+    def describe(self, topic: str, then: Callable[[TopicDescription | None, LogError | None], None]) -> None:
+        work = partial(self._admin.describe, topic)
+        self._admin.run(work, lambda result, error: then(cast("TopicDescription | None", result), error))

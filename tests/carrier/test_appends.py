@@ -1,0 +1,160 @@
+# What waits to be appended: order, records, failures and limits, with a log that only notes what it is sent.
+from collections.abc import Callable
+
+from broker.carrier.appends import FIRST_PAUSE, LONGEST_PAUSE, Appends
+from broker.carrier.log import LogError, LogStatistics, Partition
+from broker.carrier.records import OVERHEAD, START, Pack, decode
+from broker.reasons import LogFailure
+
+ONE, TWO = Partition("one"), Partition("two")
+AWAY = LogError(LogFailure.UNREACHABLE, "")
+LARGE = LogError(LogFailure.TOO_LARGE, "")
+
+
+class Sent:
+    """Appends with a log, and what it has sent and told."""
+
+    def __init__(self, most_bytes: int = 10_000, record_bytes: int = 1_000) -> None:
+        self.now = 100.0
+        self.records: list[tuple[Partition, list[int]]] = []  # the sequences in each
+        self.told: list[tuple[int, int, LogError | None]] = []  # sequence, offset, error
+        self.statistics = LogStatistics()
+        self.appends = Appends(self._send, lambda: self.now, self.statistics, most_bytes, record_bytes)
+
+    def _send(self, partition: Partition, record: bytes) -> None:
+        self.records.append((partition, [pack.sequence for pack in decode(record)]))
+
+    def append(self, partition: Partition, *sequences: int, size: int = 10) -> list[bool]:
+        return [self.appends.append(partition, Pack(7, one, bytes(size)), self.tells(one)) for one in sequences]
+
+    def tells(self, sequence: int) -> Callable[[int, LogError | None], None]:
+        return lambda offset, error: self.told.append((sequence, offset, error))
+
+
+def test_one_record_of_a_partition_is_under_way() -> None:
+    """A record behind one that fails would be stored before it."""
+    sent = Sent()
+    sent.append(ONE, 1, 2)
+    sent.append(TWO, 1)
+    before = [*sent.records]
+    sent.appends.flush()
+    sent.append(ONE, 3, 4)
+    sent.appends.flush()
+    meanwhile = [*sent.records]
+    sent.appends.stored(ONE, 50)
+
+    assert [] == before
+    assert [(ONE, [1, 2]), (TWO, [1])] == meanwhile
+    assert (ONE, [3, 4]) == sent.records[-1]
+    assert [(1, 50, None), (2, 50, None)] == sent.told
+
+
+def test_a_record_that_failed_is_sent_again_as_it_was() -> None:
+    """Its tokens would not tell that it is the same one, or what follows would come first."""
+    sent = Sent()
+    sent.append(ONE, 1)
+    sent.appends.flush()
+    sent.append(ONE, 2)
+    pauses = []
+    for _ in range(8):
+        sent.appends.failed(ONE, AWAY)
+        due = sent.appends.tick(sent.now)
+        pauses.append(round(due - sent.now, 3))
+        sent.now = due
+        sent.appends.tick(sent.now)
+    failing = dict(sent.statistics.failing)
+    sent.appends.stored(ONE, 9)
+
+    assert [(ONE, [1])] * 9 + [(ONE, [2])] == sent.records
+    assert [FIRST_PAUSE, 0.1, 0.2, 0.4, 0.8, LONGEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE] == pauses
+    assert {ONE: str(AWAY)} == failing
+    assert ({}, 8) == (sent.statistics.failing, sent.statistics.resent)
+    assert float("inf") == sent.appends.tick(sent.now)
+
+
+def test_packs_of_a_turn_share_records_up_to_their_size() -> None:
+    """A record of a thousand messages would be larger than Kafka takes."""
+    size = OVERHEAD + 10
+    sent = Sent(record_bytes=START.size + 3 * size)
+    sent.append(ONE, *range(1, 8))
+    sent.append(TWO, 1, size=5_000)
+    sent.appends.flush()
+    for offset in range(2):
+        sent.appends.stored(ONE, offset)
+
+    assert [(ONE, [1, 2, 3]), (TWO, [1]), (ONE, [4, 5, 6]), (ONE, [7])] == sent.records
+
+
+def test_a_record_that_is_too_large_is_cut_and_only_a_pack_that_is_too_large_is_refused() -> None:
+    """One large message would stop a partition for ever, or take its neighbours with it."""
+    sent = Sent()
+    sent.append(ONE, 1, 2, 3, 4)
+    sent.appends.flush()
+    sent.appends.failed(ONE, LARGE)
+    sent.appends.failed(ONE, LARGE)
+    sent.appends.stored(ONE, 0)
+
+    assert [(ONE, [1, 2, 3, 4]), (ONE, [1]), (ONE, [2]), (ONE, [3])] == sent.records
+    assert [(1, -1, LARGE), (2, 0, None)] == sent.told
+
+
+def test_the_limit_counts_what_is_under_way_and_is_given_back() -> None:
+    """A log that is away would fill the memory, or a log that is back would be given nothing."""
+    sent = Sent(most_bytes=100)
+    first = sent.append(ONE, 1, size=200)  # one is always taken
+    second = sent.append(TWO, 1, size=1)
+    sent.appends.flush()
+    refused = sent.append(TWO, 2, size=1)
+    sent.appends.stored(ONE, 0)
+    third = sent.append(TWO, 3, size=1)
+
+    assert [[True], [False], [False], [True]] == [first, second, refused, third]
+    assert 2 == sent.statistics.refused
+    assert (1, OVERHEAD + 1) == (sent.statistics.waiting, sent.statistics.waiting_bytes)
+
+
+def test_what_is_appended_when_a_record_is_stored_is_in_the_next_one() -> None:
+    """A client that answers each acknowledgement with a message would stop, or overtake itself."""
+    sent = Sent()
+
+    def again(offset: int, error: LogError | None) -> None:
+        sent.append(ONE, 3)
+        sent.appends.flush()
+
+    sent.appends.append(ONE, Pack(7, 1, b""), again)
+    sent.appends.flush()
+    sent.append(ONE, 2)
+    sent.appends.stored(ONE, 0)
+    sent.appends.stored(ONE, 1)
+    sent.append(ONE, 4)
+    sent.appends.flush()
+
+    assert [(ONE, [1]), (ONE, [2, 3]), (ONE, [4])] == sent.records
+
+
+def test_what_is_appended_to_an_empty_partition_meanwhile_is_sent_once() -> None:
+    """A record would be sent twice, and the acknowledgement of the first one taken for that of another."""
+    sent = Sent()
+
+    def more(offset: int, error: LogError | None) -> None:
+        sent.append(ONE, 2)
+
+    sent.appends.append(ONE, Pack(7, 1, b""), more)
+    sent.appends.flush()
+    sent.appends.stored(ONE, 0)
+    sent.appends.flush()
+
+    assert [(ONE, [1]), (ONE, [2])] == sent.records
+
+
+def test_a_partition_that_has_nothing_costs_nothing() -> None:
+    """The topics of all clients that there ever were would stay in memory."""
+    sent = Sent()
+    for number in range(100):
+        partition = Partition("many", number)
+        sent.append(partition, 1)
+        sent.appends.flush()
+        sent.appends.failed(partition, AWAY)
+        sent.appends.stored(partition, 0)
+
+    assert ({}, {}) == (sent.appends._queues, sent.appends._failing)

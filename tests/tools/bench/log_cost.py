@@ -1,0 +1,136 @@
+# What a message in a log costs: python -m tests.tools.bench.log_cost [kafka|redis] [--partitions 10]
+#
+# CPU of this process and of the server, in microseconds a message of 110 bytes: appended and acknowledged, then read by
+# readings of the same process. Paced: a pack to each partition, and the next ones when all are stored, as on a calm
+# node. Flood: as many as may wait, so that packs share records. Last, what readings cost that wait for more.
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from broker.carrier.log import Partition, TopicProperties
+from broker.carrier.records import Pack
+from tests.carrier.logs import KafkaStage, Pages, RedisStage, Stage
+from tests.kafka_servers import KafkaServer
+from tests.redis_servers import SERVERS, RunningRedis
+
+MESSAGE: Final = 110  # bytes
+MESSAGES: Final = (1, 20, 200)  # in a pack
+PACKS: Final = 1000
+IDLE: Final = 5.0  # seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="CPU that a message in a log costs.")
+    parser.add_argument("log", nargs="?", choices=["kafka", "redis"])
+    parser.add_argument("--partitions", type=int, default=10)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.log != "kafka":
+            redis = RunningRedis(SERVERS[-1], Path(folder))
+            measure("redis", RedisStage(redis), redis.process.pid, options.partitions)
+            redis.end()
+        if options.log != "redis":
+            kafka: Any = KafkaServer(Path(folder, "kafka"), quick_start=False)
+            kafka.start()
+            measure("kafka", KafkaStage(kafka), kafka.process.pid, options.partitions)
+            kafka.kill()
+
+
+def measure(name: str, stage: Stage, server: int, partitions: int) -> None:
+    print(f"{name}: microseconds of CPU a message, here + server; messages a second; packs a record")
+    topic = stage.topic(TopicProperties(partitions=partitions)).topic
+    each = [Partition(topic, number) for number in range(partitions)]
+    sequence = 0
+    for paced in (True, False):
+        for messages in (1, *MESSAGES):  # the first one again: the server has compiled by then
+            body = bytes(MESSAGE * messages)
+            packs = [Pack(1, sequence + 1 + number, body) for number in range(PACKS)]
+            sequence += PACKS
+            append(stage, each, packs[:100], True)
+            pages = [read_on(stage, partition) for partition in each]
+            records = stage.log.statistics().stored_records
+            append_cost = cost(server, lambda packs=packs, paced=paced: append(stage, each, packs, paced))  # type: ignore[misc]
+            records = stage.log.statistics().stored_records - records
+            for one in pages:
+                one.reading.resume()
+            read_cost = cost(server, lambda pages=pages: read(stage, pages))  # type: ignore[misc]
+            for one in pages:
+                one.reading.stop()
+            print(
+                f"  {'paced' if paced else 'flood'} {messages:4} in a pack: append {words(append_cost, messages)}, "
+                f"{PACKS / records:5.1f} packs a record; read {words(read_cost, messages)}"
+            )
+    waiting = [read_on(stage, partition) for partition in each]
+    for one in waiting:
+        one.reading.resume()
+    end = time.monotonic() + IDLE
+    here, there, seconds = cost(server, lambda: while_before(stage, end))
+    print(
+        f"  {len(waiting)} readings that wait: {100 * here / seconds:.1f} % + {100 * there / seconds:.1f} % of a core"
+    )
+    stage.close()
+
+
+def read_on(stage: Stage, partition: Partition) -> Pages:
+    """A reading that goes on behind what there is, when it is resumed."""
+    from broker.carrier.records import Position
+
+    found = stage.describe(partition.topic)
+    assert found is not None
+    pages = stage.read(partition, Position(found.next[partition.number]))
+    pages.reading.pause()
+    return pages
+
+
+def append(stage: Stage, partitions: list[Partition], packs: list[Pack], paced: bool) -> None:
+    stored = 0
+
+    def done(offset: int, error: object) -> None:
+        nonlocal stored
+        assert error is None
+        stored += 1
+
+    for at in range(0, len(packs), len(partitions)):
+        for partition, pack in zip(partitions, packs[at : at + len(partitions)], strict=False):
+            while not stage.log.append(partition, pack, done):
+                stage.turn()
+        if paced:
+            stage.log.flush()
+            due = at + len(partitions)
+            stage.until(lambda due=due: stored >= min(due, len(packs)))  # type: ignore[misc]
+    stage.until(lambda: stored == len(packs))
+
+
+def read(stage: Stage, pages: list[Pages]) -> None:
+    stage.until(lambda: sum(len(one.packs) for one in pages) >= PACKS)
+
+
+def while_before(stage: Stage, end: float) -> None:
+    while time.monotonic() < end:
+        stage.turn()
+
+
+def cost(server: int, work: Callable[[], None]) -> tuple[float, float, float]:
+    """Seconds of CPU of this process and of *server* while *work* is done, and of time."""
+    here, there, began = time.process_time(), cpu(server), time.monotonic()
+    work()
+    return time.process_time() - here, cpu(server) - there, time.monotonic() - began
+
+
+def cpu(pid: int) -> float:
+    """Seconds of CPU of the threads of *pid*; times(2) would count in hundredths."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+
+
+def words(seconds: tuple[float, float, float], messages: int) -> str:
+    here, there, took = seconds
+    count = PACKS * messages
+    return f"{1e6 * here / count:6.2f} +{1e6 * there / count:6.2f} us, {count / took:9,.0f} a second"
+
+
+if __name__ == "__main__":
+    main()
