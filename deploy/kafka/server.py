@@ -5,7 +5,7 @@
 # serves), ends with the process that started it, and is nothing to keep data in: one replica, and no fsync.
 #
 # Java compiles with its quick compiler only: the other one occupies a core for a minute, which a test has no use for.
-# A benchmark of Kafka's own cost wants `quick_start=False`.
+# A benchmark of Kafka's own cost wants `quick=False`.
 import argparse
 import fcntl
 import os
@@ -45,8 +45,7 @@ LOGGING: Final = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
 )
-# Topics are made by who needs them. After kill -9 the controller waits for the end of the session of the former broker,
-# 9 s by default, so the session is short. Retention is looked at each second, and what it deletes goes at once.
+# Topics are made by who needs them.
 SETTINGS: Final = {
     "process.roles": "broker,controller",
     "node.id": "1",
@@ -59,14 +58,19 @@ SETTINGS: Final = {
     "offsets.topic.replication.factor": "1",
     "offsets.topic.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
+    "log.cleaner.enable": "false",
+    "num.network.threads": "2",
+    "num.io.threads": "2",
+}
+# After kill -9 the controller waits for the end of the session of the former broker, 9 s by default, so the session is
+# short. Retention is looked at each second, and what it deletes goes at once. With a thousand topics that is most of
+# what an idle server costs.
+QUICK_SETTINGS: Final = {
     "broker.heartbeat.interval.ms": "200",
     "broker.session.timeout.ms": "1000",
-    "log.cleaner.enable": "false",
     "log.initial.task.delay.ms": "500",
     "log.retention.check.interval.ms": "1000",
     "log.segment.delete.delay.ms": "0",
-    "num.network.threads": "2",
-    "num.io.threads": "2",
 }
 
 
@@ -141,15 +145,19 @@ class KafkaServer:
     """A server with its data in *folder*. It is stopped, killed and started again at the same port."""
 
     def __init__(
-        self, folder: Path, port: int = 0, advertised: tuple[str, int] | None = None, *, quick_start: bool = True
+        self, folder: Path, port: int = 0, advertised: tuple[str, int] | None = None, *, quick: bool = True
     ) -> None:
-        """*port* 0: a free one. *advertised*: where clients are told to connect to, such as a proxy. KafkaError."""
+        """*port* 0: a free one. *advertised*: where clients are told to connect to, such as a proxy. KafkaError.
+
+        *quick*: it starts, and finds that it was killed, in the shortest time; it needs more of a processor then.
+        """
         self.folder = folder
         self.port = port or free_port()
         self.address = f"{HOST}:{self.port}" if advertised is None else f"{advertised[0]}:{advertised[1]}"
         self.process: subprocess.Popen[bytes] | None = None
         self._log = folder / "kafka.log"
-        self._java = [java(), *(QUICK_START if quick_start else ()), f"-Xmx{HEAP}", *LOGGING, "-cp", f"{jars()}/*"]
+        self._java = [java(), *(QUICK_START if quick else ()), f"-Xmx{HEAP}", *LOGGING, "-cp", f"{jars()}/*"]
+        self._settings = SETTINGS | QUICK_SETTINGS if quick else SETTINGS
         self._properties = folder / "server.properties"
         self._prepare(free_port())
 
@@ -204,7 +212,7 @@ class KafkaServer:
         """Write the configuration, and format the folder if that has not been done."""
         data = self.folder / "data"
         settings = {
-            **SETTINGS,
+            **self._settings,
             "listeners": f"CLIENT://{HOST}:{self.port},CONTROLLER://{HOST}:{controller_port}",
             "advertised.listeners": f"CLIENT://{self.address}",
             "controller.quorum.voters": f"1@{HOST}:{controller_port}",
@@ -227,10 +235,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="One Apache Kafka on loopback, in the foreground, for try-outs.")
     parser.add_argument("--port", type=int, default=PORT, help=f"TCP port on {HOST} (default: {PORT}; 0: a free one)")
     parser.add_argument("--folder", type=Path, help="where its data stays (default: none is kept)")
+    parser.add_argument("--fetch", action="store_true", help="only have Maven get what is missing")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with tempfile.TemporaryDirectory(prefix="weir-kafka-") as temporary:
         try:
+            if options.fetch:
+                java()
+                jars()
+                return 0
             server = KafkaServer(options.folder or Path(temporary), options.port)
             server.start()
         except KafkaError as error:

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from tests.carrier.logs import KafkaStage, RedisStage, Stage
-from tests.kafka_servers import kafka, kafka_of_the_run
+from tests.kafka_servers import kafka, kafka_of_the_process, own_kafka
 from tests.redis_servers import RunningRedis
 from tests.store.conftest import every_server
 
-__all__ = ["every_server", "kafka", "kafka_of_the_run"]  # fixtures
+__all__ = ["every_server", "kafka", "kafka_of_the_process", "own_kafka"]  # fixtures
 
 # kafka-python leaves sockets of attempts to connect that failed to the garbage collector.
 UNCLOSED = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -19,14 +19,14 @@ LOGS_AT_NIGHT = ["redis", pytest.param("kafka", marks=[pytest.mark.nightly, UNCL
 
 @pytest.fixture(params=LOGS)
 def stage(request: pytest.FixtureRequest, start_redis: Callable[..., RunningRedis]) -> Iterator[Stage]:
-    """Each log."""
-    yield from made(request, start_redis)
+    """Each log; the server of Kafka is used by others, too."""
+    yield from made(request, start_redis, "kafka")
 
 
 @pytest.fixture(params=LOGS_AT_NIGHT)
 def stage_at_night(request: pytest.FixtureRequest, start_redis: Callable[..., RunningRedis]) -> Iterator[Stage]:
-    """Each log, where a test takes seconds with Kafka."""
-    yield from made(request, start_redis)
+    """Each log, where a test takes seconds with Kafka, or kills it."""
+    yield from made(request, start_redis, "own_kafka")
 
 
 @pytest.fixture
@@ -43,11 +43,13 @@ def kafka_stage(kafka: Any) -> Iterator[KafkaStage]:
     one.close()
 
 
-def made(request: pytest.FixtureRequest, start_redis: Callable[..., RunningRedis]) -> Iterator[Stage]:
+def made(
+    request: pytest.FixtureRequest, start_redis: Callable[..., RunningRedis], kafka_server: str
+) -> Iterator[Stage]:
     one: Stage
     if request.param == "redis":
         one = RedisStage(start_redis())
     else:
-        one = KafkaStage(request.getfixturevalue("kafka"))
+        one = KafkaStage(request.getfixturevalue(kafka_server))
     yield one
     one.close()

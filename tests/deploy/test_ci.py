@@ -46,6 +46,7 @@ def test_a_run_that_fails_leaves_no_compiler_behind(tmp_path: Path) -> None:
     for tool in TOOLS:
         executable(tmp_path / "bin" / tool, "#!/bin/sh\n")
     executable(tmp_path / ".venv" / "bin" / "python", BUILD)
+    executable(tmp_path / "deploy" / "kafka" / "server.py", "")
     (tmp_path / "Makefile").write_text(MAKEFILE)
     os.mkfifo(tmp_path / "compiling")
     (tmp_path / ".ci").mkdir()
@@ -63,3 +64,21 @@ def test_a_run_that_fails_leaves_no_compiler_behind(tmp_path: Path) -> None:
     assert 2 == done.returncode, done.stderr  # of make
     assert "Error 7" in done.stderr
     assert [alive] == all_ended
+
+
+def test_a_machine_that_cannot_have_kafka_is_told_at_once(tmp_path: Path) -> None:
+    """The run would fail after a quarter of an hour, with a traceback of each test that needs Kafka."""
+    for tool in TOOLS:
+        executable(tmp_path / "bin" / tool, "#!/bin/sh\n")
+    executable(tmp_path / ".venv" / "bin" / "python", "#!/bin/sh\n")
+    (tmp_path / "Makefile").write_text(".venv/needs .venv/dev:\n\t@true\n")
+    for file in (".ci/run", "deploy/kafka/server.py", "deploy/kafka/pom.xml"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "JAVA_HOME": ""}
+
+    done = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, timeout=PATIENCE, env=environment)
+
+    assert 1 == done.returncode, done.stderr
+    assert "Kafka needs Java 17 or newer, and" in done.stderr  # this one says nothing
+    assert "Traceback" not in done.stderr

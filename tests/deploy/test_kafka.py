@@ -2,6 +2,7 @@
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from tests.conftest import ROOT
-from tests.kafka_servers import HOST, KafkaServer, free_port
+from tests.kafka_servers import HOST, KafkaServer, free_port, shared_kafka
 from tests.tools.faults.durable.proxy import Proxy
 
 SCRIPT: Final = ROOT / "deploy" / "kafka" / "server.py"
@@ -77,6 +78,26 @@ def test_a_server_ends_with_what_started_it(tmp_path: Path) -> None:
 
     assert "serves at 127.0.0.1:" in line
     assert [server] == ended
+
+
+@pytest.mark.nightly
+def test_the_server_of_a_run_ends_with_its_last_user(tmp_path: Path) -> None:
+    """Each process of a run would start a Java of its own, or leave one behind; or another process lose its server."""
+    folder = tmp_path / "kafka"
+    with shared_kafka(folder) as first:
+        with shared_kafka(folder) as second:
+            host, port = second.address.split(":")
+            connection = socket.create_connection((host, int(port)))
+        with shared_kafka(folder) as third:
+            pass
+    with connection:
+        connection.settimeout(PATIENCE)
+        end = connection.recv(1)
+    with shared_kafka(folder) as another:
+        pass
+
+    assert first == second == third != another
+    assert b"" == end
 
 
 @pytest.mark.nightly

@@ -33,7 +33,7 @@ def main() -> None:
             measure("redis", RedisStage(redis), redis.process.pid, options.partitions)
             redis.end()
         if options.log != "redis":
-            kafka: Any = KafkaServer(Path(folder, "kafka"), quick_start=False)
+            kafka: Any = KafkaServer(Path(folder, "kafka"), quick=False)
             kafka.start()
             measure("kafka", KafkaStage(kafka), kafka.process.pid, options.partitions)
             kafka.kill()
