@@ -6,16 +6,22 @@
 # larger records, and a thousand messages a millisecond are one request a partition. The price is the time of one
 # request, in which a pack waits for the record before it.
 #
-# The limit in bytes is for all partitions together: Kafka's producer has none of its own.
+# The limit in bytes is for all partitions together, and counts what Python and the clients need beside the packs:
+# Kafka's producer has no limit of its own. A partition may have as much as is free behind it, so one that is stuck
+# takes half, and two take two thirds: those that go on always find room.
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from broker.carrier.log import LogError, LogStatistics, Partition
-from broker.carrier.records import OVERHEAD, START, Pack, encode
+from broker.carrier.records import OVERHEAD as ENCODED
+from broker.carrier.records import START, Pack, encode
 from broker.reasons import LogFailure
 
-MOST_BYTES: Final = 64 * 1024 * 1024  # that wait, in all partitions: a second of 500 000 messages of 120 bytes
+MOST_BYTES: Final = 64 * 1024 * 1024  # that wait, in all partitions: a second of 300 000 messages of 120 bytes
+PACK_BYTES: Final = 500  # of a pack that waits, beside its body: objects, and what it calls
+QUEUE_BYTES: Final = 1200  # of a partition that has some
+COPIES: Final = 4  # of a record that is under way: here, in a batch, in a request, and in what the socket has not taken
 RECORD_BYTES: Final = 512 * 1024  # of a record, unless one pack is larger; Kafka takes 1 MiB
 FIRST_PAUSE: Final = 0.05  # seconds until a record is sent again; it doubles
 LONGEST_PAUSE: Final = 1.0
@@ -28,7 +34,9 @@ class _Queue:
         self.partition = partition
         self.waiting: deque[tuple[Pack, Done]] = deque()
         self.record = b""  # that is under way, or waits to be sent again; b"": none
+        self.number = 0  # of the attempt that is under way
         self.packs = 0  # in that record: the first ones that wait
+        self.bytes = 0  # of all that wait, as they are counted
         self.record_bytes = record_bytes
         self.pause = 0.0  # before the next attempt; 0.0: the last one did not fail
         self.again = 0.0  # when that is; 0.0: the record is under way
@@ -37,13 +45,16 @@ class _Queue:
 class Appends:
     def __init__(
         self,
-        send: Callable[[Partition, bytes], None],
+        send: Callable[[Partition, bytes, int], None],
         clock: Callable[[], float],
         statistics: LogStatistics,
         most_bytes: int = MOST_BYTES,
         record_bytes: int = RECORD_BYTES,
     ) -> None:
-        """*send* sends a record, upon which `stored()` is called, later, or `failed()`, perhaps at once."""
+        """*send* sends a record, upon which `stored()` is called, later, or `failed()`, perhaps at once.
+
+        Both are told the number that *send* was told; the result of an attempt that nobody waits for is ignored.
+        """
         self._send = send
         self._clock = clock
         self._statistics = statistics
@@ -52,22 +63,26 @@ class Appends:
         self._queues: dict[Partition, _Queue] = {}
         self._dirty: list[_Queue] = []  # without a record, since packs were appended
         self._failing: dict[Partition, _Queue] = {}  # whose record waits to be sent again
+        self._due = float("inf")  # when the first of them is
+        self._number = 0
 
     def append(self, partition: Partition, pack: Pack, done: Done) -> bool:
         """Have *pack* appended; False: too many bytes wait. One pack is taken whatever its size, if none waits."""
         statistics = self._statistics
-        size = OVERHEAD + len(pack.body)
-        if statistics.waiting and statistics.waiting_bytes + size > self._most_bytes:
+        size = PACK_BYTES + len(pack.body)
+        queue = self._queues.get(partition)
+        behind = QUEUE_BYTES if queue is None else queue.bytes
+        if statistics.waiting and behind + size > self._most_bytes - statistics.waiting_bytes:
             statistics.refused += 1
             return False
-        queue = self._queues.get(partition)
         if queue is None:
             queue = self._queues[partition] = _Queue(partition, self._record_bytes)
+            self._count(queue, QUEUE_BYTES)
         if not queue.waiting:
             self._dirty.append(queue)
         queue.waiting.append((pack, done))
         statistics.waiting += 1
-        statistics.waiting_bytes += size
+        self._count(queue, size)
         return True
 
     def flush(self) -> None:
@@ -78,66 +93,99 @@ class Appends:
                 if queue.waiting and not queue.record:
                     self._send_next(queue)
 
-    def stored(self, partition: Partition, offset: int) -> None:
+    def stored(self, partition: Partition, number: int, offset: int) -> None:
         """The record of *partition* is stored at *offset*."""
-        queue = self._queues[partition]
-        self._statistics.stored += queue.packs
-        self._statistics.stored_records += 1
-        self._recovered(queue)
-        self._end_record(queue, offset, None)
+        queue = self._queues.get(partition)
+        if queue is not None and queue.number == number:
+            self._statistics.stored += queue.packs
+            self._statistics.stored_records += 1
+            self._recovered(queue)
+            self._end_record(queue, offset, None)
 
-    def failed(self, partition: Partition, error: LogError) -> None:
+    def failed(self, partition: Partition, number: int, error: LogError) -> None:
         """The record of *partition* was refused, or may not be stored."""
-        queue = self._queues[partition]
+        queue = self._queues.get(partition)
+        if queue is None or queue.number != number:
+            return
         if error.failure is LogFailure.TOO_LARGE:
             self._recovered(queue)
             if queue.packs == 1:
                 self._end_record(queue, -1, error)
             else:
                 queue.record_bytes = max(1, len(queue.record) // 2)
+                self._count(queue, -COPIES * len(queue.record))
                 self._send_next(queue)
             return
         queue.pause = min(max(FIRST_PAUSE, 2 * queue.pause), LONGEST_PAUSE)
         queue.again = self._clock() + queue.pause
+        self._due = min(self._due, queue.again)
         self._failing[partition] = queue
         self._statistics.failing[partition] = str(error)
 
+    def drop(self, topic: str, error: LogError) -> None:
+        """Give up all that waits for *topic*, which will not be there again."""
+        for queue in [one for partition, one in self._queues.items() if partition.topic == topic]:
+            del self._queues[queue.partition]
+            self._recovered(queue)
+            ended = [*queue.waiting]
+            queue.waiting.clear()  # it may still be one of those that are dirty
+            self._statistics.waiting -= len(ended)
+            self._count(queue, -queue.bytes)
+            for _, done in ended:
+                done(-1, error)
+
     def tick(self, now: float) -> float:
         """Send again what is due; return when the next record will be."""
-        due = float("inf")
+        if now < self._due:
+            return self._due
+        self._due = float("inf")
         for queue in [*self._failing.values()]:
             if queue.again and queue.again <= now:
                 queue.again = 0.0
                 self._statistics.resent += 1
-                self._send(queue.partition, queue.record)
+                self._try(queue)
             if queue.again:
-                due = min(due, queue.again)
-        return due
+                self._due = min(self._due, queue.again)
+        return self._due
 
     def _send_next(self, queue: _Queue) -> None:
         packs: list[Pack] = []
         size = START.size
         for pack, _ in queue.waiting:
-            size += OVERHEAD + len(pack.body)
+            size += ENCODED + len(pack.body)
             if packs and size > queue.record_bytes:
                 break
             packs.append(pack)
         queue.packs = len(packs)
         queue.record = encode(packs)
-        self._send(queue.partition, queue.record)
+        self._count(queue, COPIES * len(queue.record))
+        self._try(queue)
+
+    def _try(self, queue: _Queue) -> None:
+        self._number += 1
+        queue.number = self._number
+        self._send(queue.partition, queue.record, queue.number)
 
     def _end_record(self, queue: _Queue, offset: int, error: LogError | None) -> None:
         ended = [queue.waiting.popleft() for _ in range(queue.packs)]
+        size = sum(PACK_BYTES + len(pack.body) for pack, _ in ended)
+        self._count(queue, -size - COPIES * len(queue.record))
         queue.record = b""
-        queue.packs = 0
+        queue.number = queue.packs = 0
         self._statistics.waiting -= len(ended)
-        self._statistics.waiting_bytes -= sum(OVERHEAD + len(pack.body) for pack, _ in ended)
         for _, done in ended:
             done(offset, error)
+        if self._queues.get(queue.partition) is not queue:  # a callable that was called has deleted the topic
+            return
         if not queue.waiting:
             del self._queues[queue.partition]
+            self._count(queue, -QUEUE_BYTES)
         elif not queue.record:  # a callable that was called may have had it sent
             self._send_next(queue)
+
+    def _count(self, queue: _Queue, size: int) -> None:
+        queue.bytes += size
+        self._statistics.waiting_bytes += size
 
     def _recovered(self, queue: _Queue) -> None:
         queue.pause = 0.0

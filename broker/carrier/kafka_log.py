@@ -101,28 +101,28 @@ class KafkaLog:
     def flush(self) -> None:
         self._appends.flush()
 
-    def _send(self, partition: Partition, record: bytes) -> None:
+    def _send(self, partition: Partition, record: bytes, number: int) -> None:
         if self._producer is None:
-            self._appends.failed(partition, self._unconnected)
+            self._appends.failed(partition, number, self._unconnected)
             return
         try:
             future = self._producer.send(partition.topic, value=record, partition=partition.number)
         except KafkaTimeoutError:
             self._look_for(partition.topic)
-            self._appends.failed(partition, LogError(LogFailure.UNKNOWN_TOPIC, partition.topic))
+            self._appends.failed(partition, number, LogError(LogFailure.UNKNOWN_TOPIC, partition.topic))
         except ValueError as error:  # it has no such partition, or Kafka allows no such name
-            self._appends.failed(partition, LogError(LogFailure.OTHER_TOPIC, str(error)))
+            self._appends.failed(partition, number, LogError(LogFailure.OTHER_TOPIC, str(error)))
         except KafkaError as error:
-            self._appends.failed(partition, error_of(error))
+            self._appends.failed(partition, number, error_of(error))
         else:
-            future.add_callback(self._stored, partition)
-            future.add_errback(self._refused, partition)
+            future.add_callback(self._stored, partition, number)
+            future.add_errback(self._refused, partition, number)
 
-    def _stored(self, partition: Partition, metadata: Any) -> None:
-        self._inbox.put(partial(self._appends.stored, partition, metadata.offset))
+    def _stored(self, partition: Partition, number: int, metadata: Any) -> None:
+        self._inbox.put(partial(self._appends.stored, partition, number, metadata.offset))
 
-    def _refused(self, partition: Partition, exception: BaseException) -> None:
-        self._inbox.put(partial(self._appends.failed, partition, error_of(exception)))
+    def _refused(self, partition: Partition, number: int, exception: BaseException) -> None:
+        self._inbox.put(partial(self._appends.failed, partition, number, error_of(exception)))
 
     def _look_for(self, topic: str) -> None:
         """The producer does not know *topic*: make it again, if it was made here and has been deleted."""
@@ -180,7 +180,13 @@ class KafkaLog:
 
     def delete(self, topic: str, then: Callable[[LogError | None], None]) -> None:
         self._made.pop(topic, None)
-        self._admin.run(partial(self._admin.delete, topic), lambda result, error: then(error))
+
+        def deleted(result: object, error: LogError | None) -> None:
+            if error is None:
+                self._appends.drop(topic, LogError(LogFailure.UNKNOWN_TOPIC, topic))
+            then(error)
+
+        self._admin.run(partial(self._admin.delete, topic), deleted)
 
     def describe(self, topic: str, then: Callable[[TopicDescription | None, LogError | None], None]) -> None:
         work = partial(self._admin.describe, topic)

@@ -144,22 +144,22 @@ class RedisLog:
     def flush(self) -> None:
         self._appends.flush()
 
-    def _send(self, partition: Partition, record: bytes) -> None:
+    def _send(self, partition: Partition, record: bytes, number: int) -> None:
         if self._commands.state != READY:  # in place of a time-out later
-            self._appends.failed(partition, error_of(StoreFailure.UNREACHABLE))
+            self._appends.failed(partition, number, error_of(StoreFailure.UNREACHABLE))
             return
-        self._call(self._append, self._keys_of(partition), [record], partial(self._sent, partition))
+        self._call(self._append, self._keys_of(partition), [record], partial(self._sent, partition, number))
 
-    def _sent(self, partition: Partition, reply: object, failure: StoreFailure | None) -> None:
+    def _sent(self, partition: Partition, number: int, reply: object, failure: StoreFailure | None) -> None:
         if failure is not None:
-            self._appends.failed(partition, error_of(failure))
+            self._appends.failed(partition, number, error_of(failure))
         elif reply == UNKNOWN:
             properties = self._made.get(partition.topic)
             if properties is not None:  # somebody has deleted it, or Redis has lost its data
                 self.create(partition.topic, properties, lambda error: None)
-            self._appends.failed(partition, LogError(LogFailure.UNKNOWN_TOPIC, partition.topic))
+            self._appends.failed(partition, number, LogError(LogFailure.UNKNOWN_TOPIC, partition.topic))
         else:
-            self._appends.stored(partition, cast("int", reply))
+            self._appends.stored(partition, number, cast("int", reply))
 
     # Reading.
 
@@ -301,6 +301,8 @@ class RedisLog:
         self._made.pop(topic, None)
 
         def deleted(reply: object, failure: StoreFailure | None) -> None:
+            if failure is None:
+                self._appends.drop(topic, LogError(LogFailure.UNKNOWN_TOPIC, topic))
             then(None if failure is None else error_of(failure))
 
         def found(reply: object, failure: StoreFailure | None) -> None:

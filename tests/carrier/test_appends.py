@@ -1,7 +1,10 @@
 # What waits to be appended: order, records, failures and limits, with a log that only notes what it is sent.
+import tracemalloc
 from collections.abc import Callable
 
-from broker.carrier.appends import FIRST_PAUSE, LONGEST_PAUSE, Appends
+import pytest
+
+from broker.carrier.appends import COPIES, FIRST_PAUSE, LONGEST_PAUSE, PACK_BYTES, QUEUE_BYTES, Appends
 from broker.carrier.log import LogError, LogStatistics, Partition
 from broker.carrier.records import OVERHEAD, START, Pack, decode
 from broker.reasons import LogFailure
@@ -17,12 +20,20 @@ class Sent:
     def __init__(self, most_bytes: int = 10_000, record_bytes: int = 1_000) -> None:
         self.now = 100.0
         self.records: list[tuple[Partition, list[int]]] = []  # the sequences in each
+        self.numbers: dict[Partition, int] = {}  # of the last attempt
         self.told: list[tuple[int, int, LogError | None]] = []  # sequence, offset, error
         self.statistics = LogStatistics()
         self.appends = Appends(self._send, lambda: self.now, self.statistics, most_bytes, record_bytes)
 
-    def _send(self, partition: Partition, record: bytes) -> None:
+    def _send(self, partition: Partition, record: bytes, number: int) -> None:
+        self.numbers[partition] = number
         self.records.append((partition, [pack.sequence for pack in decode(record)]))
+
+    def stored(self, partition: Partition, offset: int) -> None:
+        self.appends.stored(partition, self.numbers[partition], offset)
+
+    def failed(self, partition: Partition, error: LogError) -> None:
+        self.appends.failed(partition, self.numbers[partition], error)
 
     def append(self, partition: Partition, *sequences: int, size: int = 10) -> list[bool]:
         return [self.appends.append(partition, Pack(7, one, bytes(size)), self.tells(one)) for one in sequences]
@@ -41,7 +52,7 @@ def test_one_record_of_a_partition_is_under_way() -> None:
     sent.append(ONE, 3, 4)
     sent.appends.flush()
     meanwhile = [*sent.records]
-    sent.appends.stored(ONE, 50)
+    sent.stored(ONE, 50)
 
     assert [] == before
     assert [(ONE, [1, 2]), (TWO, [1])] == meanwhile
@@ -57,13 +68,13 @@ def test_a_record_that_failed_is_sent_again_as_it_was() -> None:
     sent.append(ONE, 2)
     pauses = []
     for _ in range(8):
-        sent.appends.failed(ONE, AWAY)
+        sent.failed(ONE, AWAY)
         due = sent.appends.tick(sent.now)
         pauses.append(round(due - sent.now, 3))
         sent.now = due
         sent.appends.tick(sent.now)
     failing = dict(sent.statistics.failing)
-    sent.appends.stored(ONE, 9)
+    sent.stored(ONE, 9)
 
     assert [(ONE, [1])] * 9 + [(ONE, [2])] == sent.records
     assert [FIRST_PAUSE, 0.1, 0.2, 0.4, 0.8, LONGEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE] == pauses
@@ -75,12 +86,12 @@ def test_a_record_that_failed_is_sent_again_as_it_was() -> None:
 def test_packs_of_a_turn_share_records_up_to_their_size() -> None:
     """A record of a thousand messages would be larger than Kafka takes."""
     size = OVERHEAD + 10
-    sent = Sent(record_bytes=START.size + 3 * size)
+    sent = Sent(most_bytes=100_000, record_bytes=START.size + 3 * size)
     sent.append(ONE, *range(1, 8))
     sent.append(TWO, 1, size=5_000)
     sent.appends.flush()
     for offset in range(2):
-        sent.appends.stored(ONE, offset)
+        sent.stored(ONE, offset)
 
     assert [(ONE, [1, 2, 3]), (TWO, [1]), (ONE, [4, 5, 6]), (ONE, [7])] == sent.records
 
@@ -90,9 +101,9 @@ def test_a_record_that_is_too_large_is_cut_and_only_a_pack_that_is_too_large_is_
     sent = Sent()
     sent.append(ONE, 1, 2, 3, 4)
     sent.appends.flush()
-    sent.appends.failed(ONE, LARGE)
-    sent.appends.failed(ONE, LARGE)
-    sent.appends.stored(ONE, 0)
+    sent.failed(ONE, LARGE)
+    sent.failed(ONE, LARGE)
+    sent.stored(ONE, 0)
 
     assert [(ONE, [1, 2, 3, 4]), (ONE, [1]), (ONE, [2]), (ONE, [3])] == sent.records
     assert [(1, -1, LARGE), (2, 0, None)] == sent.told
@@ -100,17 +111,101 @@ def test_a_record_that_is_too_large_is_cut_and_only_a_pack_that_is_too_large_is_
 
 def test_the_limit_counts_what_is_under_way_and_is_given_back() -> None:
     """A log that is away would fill the memory, or a log that is back would be given nothing."""
-    sent = Sent(most_bytes=100)
-    first = sent.append(ONE, 1, size=200)  # one is always taken
+    sent = Sent(most_bytes=2 * QUEUE_BYTES)
+    first = sent.append(ONE, 1, size=2 * QUEUE_BYTES)  # one is always taken
     second = sent.append(TWO, 1, size=1)
     sent.appends.flush()
     refused = sent.append(TWO, 2, size=1)
-    sent.appends.stored(ONE, 0)
+    record = START.size + OVERHEAD + 2 * QUEUE_BYTES
+    under_way = sent.statistics.waiting_bytes
+    sent.stored(ONE, 0)
     third = sent.append(TWO, 3, size=1)
 
     assert [[True], [False], [False], [True]] == [first, second, refused, third]
     assert 2 == sent.statistics.refused
-    assert (1, OVERHEAD + 1) == (sent.statistics.waiting, sent.statistics.waiting_bytes)
+    assert PACK_BYTES + 3 * QUEUE_BYTES + COPIES * record == under_way
+    assert (1, QUEUE_BYTES + PACK_BYTES + 1) == (sent.statistics.waiting, sent.statistics.waiting_bytes)
+
+
+@pytest.mark.parametrize(("partitions", "each", "size"), [(1, 2000, 10), (2000, 1, 10), (20, 20, 5000)])
+def test_what_is_counted_is_what_it_takes(traced: None, partitions: int, each: int, size: int) -> None:
+    """Small packs would take ten times the memory that they are limited to."""
+    sent = Sent(most_bytes=100_000_000, record_bytes=100)
+    names = [Partition(f"topic{number}") for number in range(partitions)]
+    before, _ = tracemalloc.get_traced_memory()
+    for name in names:
+        sent.append(name, *range(each), size=size)
+    took = tracemalloc.get_traced_memory()[0] - before
+
+    assert took <= sent.statistics.waiting_bytes
+
+
+def test_a_partition_that_is_stuck_leaves_room_for_the_others() -> None:
+    """A partition without leader would stop all APPLICATION clients, within seconds."""
+    sent = Sent(most_bytes=40 * QUEUE_BYTES)
+    for partition in (ONE, TWO):
+        while all(sent.append(partition, 1, size=0)):
+            sent.appends.flush()
+            sent.failed(partition, AWAY)
+    third = Partition("three")
+    taken = 0
+    for number in range(100):
+        taken += sent.append(third, number, size=0) == [True]
+        sent.appends.flush()
+        sent.stored(third, number)
+
+    assert 100 == taken
+
+
+def test_what_waits_for_a_topic_that_is_deleted_is_given_up() -> None:
+    """The packs of clients that were deleted would fill the memory for ever; or be acknowledged by a former attempt."""
+    sent = Sent()
+    sent.append(ONE, 1, 2)
+    sent.append(TWO, 1)
+    sent.appends.flush()
+    sent.append(ONE, 3)
+    before = sent.numbers[ONE]
+    gone = LogError(LogFailure.UNKNOWN_TOPIC, "one")
+    sent.appends.drop("one", gone)
+    told = sent.told[:]
+    left = sent.statistics.waiting
+    sent.append(ONE, 4)  # it was made again
+    sent.appends.flush()
+    sent.appends.stored(ONE, before, 9)
+    sent.appends.failed(ONE, before, AWAY)
+    sent.stored(ONE, 0)
+    sent.stored(TWO, 5)
+
+    assert [(1, -1, gone), (2, -1, gone), (3, -1, gone)] == told
+    assert 1 == left
+    assert [(4, 0, None), (1, 5, None)] == sent.told[3:]
+    assert (0, 0, {}) == (sent.statistics.waiting, sent.statistics.waiting_bytes, sent.statistics.failing)
+
+
+def test_a_topic_may_be_deleted_by_who_is_told_of_it() -> None:
+    """The acknowledgement of the last message of a client that is deleted would end the carrier."""
+    sent = Sent()
+    sent.appends.append(ONE, Pack(7, 1, b""), lambda offset, error: sent.appends.drop("one", AWAY))
+    sent.append(ONE, 2)
+    sent.appends.flush()
+    sent.stored(ONE, 0)
+
+    assert [(2, 0, None)] == sent.told
+    assert (0, 0) == (sent.statistics.waiting, sent.statistics.waiting_bytes)
+
+
+def test_a_long_outage_costs_nothing_between_two_attempts() -> None:
+    """Thousands of partitions that wait would be looked at at each turn of the loop."""
+    sent = Sent()
+    for number in range(5):
+        sent.append(Partition("many", number), 1)
+    sent.appends.flush()
+    for number in range(5):
+        sent.failed(Partition("many", number), AWAY)
+    due = sent.appends.tick(sent.now)
+    sent.appends._failing.clear()  # looked at, it would give another time
+
+    assert sent.now + FIRST_PAUSE == due == sent.appends.tick(sent.now)
 
 
 def test_what_is_appended_when_a_record_is_stored_is_in_the_next_one() -> None:
@@ -124,8 +219,8 @@ def test_what_is_appended_when_a_record_is_stored_is_in_the_next_one() -> None:
     sent.appends.append(ONE, Pack(7, 1, b""), again)
     sent.appends.flush()
     sent.append(ONE, 2)
-    sent.appends.stored(ONE, 0)
-    sent.appends.stored(ONE, 1)
+    sent.stored(ONE, 0)
+    sent.stored(ONE, 1)
     sent.append(ONE, 4)
     sent.appends.flush()
 
@@ -141,7 +236,7 @@ def test_what_is_appended_to_an_empty_partition_meanwhile_is_sent_once() -> None
 
     sent.appends.append(ONE, Pack(7, 1, b""), more)
     sent.appends.flush()
-    sent.appends.stored(ONE, 0)
+    sent.stored(ONE, 0)
     sent.appends.flush()
 
     assert [(ONE, [1]), (ONE, [2])] == sent.records
@@ -154,7 +249,7 @@ def test_a_partition_that_has_nothing_costs_nothing() -> None:
         partition = Partition("many", number)
         sent.append(partition, 1)
         sent.appends.flush()
-        sent.appends.failed(partition, AWAY)
-        sent.appends.stored(partition, 0)
+        sent.failed(partition, AWAY)
+        sent.stored(partition, 0)
 
     assert ({}, {}) == (sent.appends._queues, sent.appends._failing)
