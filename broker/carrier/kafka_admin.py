@@ -16,14 +16,17 @@ from kafka.errors import KafkaTimeoutError, NoError, TopicAlreadyExistsError, Un
 from broker.carrier.inbox import Inbox
 from broker.carrier.kafka_clients import CLIENT, PRODUCER, REQUEST, made
 from broker.carrier.kafka_errors import error_of
-from broker.carrier.log import LogError, Partition, TopicDescription, TopicProperties
+from broker.carrier.log import LogError, TopicDescription, TopicProperties
 from broker.reasons import LogFailure
 
 WARM: Final = 10.0  # seconds until the producer has to know a new topic
 CLOSE: Final = 1.0  # seconds for what the producer still has
 ALL_CONFIGS: Final = "all"
-WAKE: Final = Partition("weir.wake")  # who appends a record ends the rest of consumers (kafka_consumer.py)
-WAKE_PROPERTIES: Final = TopicProperties(retention=60, retention_bytes=1024 * 1024)
+# Kafka deletes whole segments. Its own are 1 GiB, or a week: a topic would take twice of what it is to keep.
+SEGMENTS: Final = 8  # of what a topic keeps, at least
+LEAST_SEGMENT: Final = 1024 * 1024  # bytes; Kafka 4 allows no less
+MOST_SEGMENT: Final = 64 * 1024 * 1024
+LEAST_SEGMENT_TIME: Final = 60_000  # milliseconds
 
 
 class KafkaAdmin:
@@ -75,8 +78,10 @@ class KafkaAdmin:
                 pass
 
     def connect(self) -> Any:
-        """The producer, when Kafka can be reached and has the topic that wakes consumers."""
-        self.create(WAKE.topic, WAKE_PROPERTIES)
+        """The producer, when Kafka can be reached. KafkaError."""
+        self._connected()  # it refuses options of producers and consumers, which would change what is promised
+        if self._producer is None:
+            self._producer = made(KafkaProducer, PRODUCER, self._options)
         return self._producer
 
     def _connected(self) -> Any:
@@ -91,6 +96,8 @@ class KafkaAdmin:
             "cleanup.policy": "delete",
             "retention.ms": str(1000 * wanted.retention),
             "retention.bytes": str(wanted.retention_bytes),
+            "segment.bytes": str(min(max(wanted.retention_bytes // SEGMENTS, LEAST_SEGMENT), MOST_SEGMENT)),
+            "segment.ms": str(max(1000 * wanted.retention // SEGMENTS, LEAST_SEGMENT_TIME)),
         }
         described = {"num_partitions": wanted.partitions, "replication_factor": wanted.replication, "configs": configs}
         answer = admin.create_topics({topic: described}, timeout_ms=REQUEST, raise_errors=False)["topics"][0]
@@ -106,12 +113,11 @@ class KafkaAdmin:
         self._warm(topic)
 
     def _warm(self, topic: str) -> None:
-        if self._producer is None:
-            self._producer = made(KafkaProducer, PRODUCER, self._options)
+        producer = self.connect()
         deadline = time.monotonic() + WARM
         while True:
             try:
-                self._producer.partitions_for(topic)
+                producer.partitions_for(topic)
                 return
             except KafkaTimeoutError:  # it has asked for it
                 if time.monotonic() > deadline:

@@ -1,8 +1,8 @@
 # The log in Apache Kafka, by kafka-python, whose calls wait and whose clients have threads of their own.
 #
-# The threads: that of the log, which may wait for nothing; one for topics (kafka_admin.py); one for each consumer
-# (kafka_consumer.py); and those of kafka-python, which send, receive and decode. What they find is put into an inbox
-# and handled in the thread of the log. Why threads and no trio: kafka-python 3 has a loop of its own, and offers calls
+# The threads: that of the log, which may wait for nothing; one for topics (kafka_admin.py); one that reads
+# (kafka_reader.py); and those of kafka-python's producer and admin client. What they find is put into an inbox and
+# handled in the thread of the log. Why threads and no trio: kafka-python 3 has a loop of its own, and offers calls
 # that wait for it. That is for a process of its own: beside a busy thread, a system call of a worker would take 1 ms.
 #
 # `send()` is called in the thread of the log. With `max_block_ms=0` it never waits: it raises an exception for a topic
@@ -16,9 +16,9 @@ from kafka.errors import KafkaError, KafkaTimeoutError
 
 from broker.carrier.appends import MOST_BYTES, Appends, Done
 from broker.carrier.inbox import Inbox
-from broker.carrier.kafka_admin import WAKE, KafkaAdmin
-from broker.carrier.kafka_consumer import PARTITIONS, ConsumerThread
+from broker.carrier.kafka_admin import KafkaAdmin
 from broker.carrier.kafka_errors import error_of
+from broker.carrier.kafka_reader import KafkaReader
 from broker.carrier.log import LogError, LogStatistics, Partition, Reader, Reading, TopicDescription, TopicProperties
 from broker.carrier.records import Pack, Position
 from broker.reasons import LogFailure
@@ -47,8 +47,7 @@ class KafkaLog:
         self._options = options
         self._inbox = Inbox(deliver)
         self._admin = KafkaAdmin(options, self._inbox)
-        self._consumers: list[ConsumerThread] = []
-        self._consumer_of: dict[Reading, ConsumerThread] = {}
+        self._reader = KafkaReader(options, self._inbox)
         self._producer: Any = None
         self._connecting = False
         self._connect_next = 0.0
@@ -61,13 +60,12 @@ class KafkaLog:
 
     def stop(self) -> None:
         self._inbox.close()
-        for consumer in self._consumers:
-            consumer.stop()
+        self._reader.stop()
         self._admin.stop()
 
     def has_ended(self) -> bool:
         """Whether the threads of a log that was stopped have ended."""
-        return not self._admin.is_alive() and not any(one.is_alive() for one in self._consumers)
+        return not self._admin.is_alive() and not self._reader.is_alive()
 
     def statistics(self) -> LogStatistics:
         return self._statistics
@@ -136,36 +134,9 @@ class KafkaLog:
     # Reading.
 
     def read(self, partition: Partition, position: Position, reader: Reader) -> Reading:
-        reading = Reading(partition, position, reader, self._statistics, self._changed)
-        for consumer in self._consumers:
-            if len(consumer.partitions) < PARTITIONS and partition not in consumer.partitions:
-                break
-        else:
-            consumer = ConsumerThread(self._options, self._inbox, self._wake)
-            self._consumers.append(consumer)
-        self._consumer_of[reading] = consumer
-        consumer.add(reading)
-        # A consumer says nothing of a missing topic.
-        self._admin.run(partial(self._admin.find, partition.topic), partial(self._check, reading))
+        reading = Reading(partition, position, reader, self._statistics, self._reader.change)
+        self._reader.add(reading)
         return reading
-
-    def _wake(self) -> None:
-        """End the rest of consumers; if that fails it ends by itself, half a second later."""
-        if self._producer is not None:
-            try:
-                self._producer.send(WAKE.topic, value=b"", partition=WAKE.number)
-            except KafkaError:
-                pass
-
-    def _check(self, reading: Reading, found: object, error: LogError | None) -> None:
-        if found is None and not reading.stopped:
-            unknown = LogError(LogFailure.UNKNOWN_TOPIC, reading.partition.topic)
-            reading.reader.failed(error or unknown)
-
-    def _changed(self, reading: Reading) -> None:
-        self._consumer_of[reading].change(reading)
-        if reading.stopped:
-            del self._consumer_of[reading]
 
     # Topics.
 

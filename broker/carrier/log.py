@@ -87,7 +87,10 @@ class Reader(Protocol):
 
 
 class Reading:
-    """One reader of one partition. The log calls `take()`; its owner the rest."""
+    """One reader of one partition. The log calls `take()`, `jump()` and `identify()`; its owner the rest.
+
+    A reading that is paused holds nothing: what comes for it is dropped, and read again from `position` on.
+    """
 
     def __init__(
         self,
@@ -105,7 +108,6 @@ class Reading:
         self.reader = reader
         self._statistics = statistics
         self._changed = changed
-        self._held: list[tuple[int, bytes]] = []  # what was on its way when the reading was paused
 
     def pause(self) -> None:
         """Give nothing from now on."""
@@ -114,29 +116,27 @@ class Reading:
             self._changed(self)
 
     def resume(self) -> None:
-        """Give what follows again; perhaps at once."""
+        """Give what follows again."""
         if self.paused and not self.stopped:
             self.paused = False
-            held, self._held = self._held, []
-            self.take(held)
             self._changed(self)
 
     def stop(self) -> None:
         """End the reading."""
         if not self.stopped:
             self.stopped = self.paused = True
-            self._held.clear()
             self._changed(self)
 
-    @property
-    def wanted(self) -> int:
-        """The offset of the record that the log has to bring next."""
-        return self._held[-1][0] + 1 if self._held else self.position.offset
+    def identify(self, log: bytes) -> None:
+        """The topic is *log*: begin anew if the position is of a former one of the same name."""
+        former, self.position.log = self.position.log, log
+        if former not in (b"", log) and self.position.offset > 0:
+            self.jump(0)
 
     def take(self, records: Sequence[tuple[int, bytes]]) -> None:
         """Give the reader *records*, offsets and contents; those that it has read are left out."""
         given: list[Record] = []
-        for at, (offset, content) in enumerate(records):
+        for offset, content in records:
             if offset < self.position.offset:
                 continue
             packs: list[Pack] = []
@@ -150,10 +150,7 @@ class Reading:
             if offset > self.position.offset and not self.paused:
                 self.jump(offset)
             if self.paused:
-                self._give(given)
-                if not self.stopped:
-                    self._held.extend(records[at:])
-                return
+                break
             if why:
                 self._statistics.damaged += 1
                 self.position.offset = offset + 1

@@ -17,10 +17,11 @@ from struct import Struct, error
 from typing import Final
 
 VERSION: Final = 1
-SOURCES: Final = 64  # as many workers append to a partition at a time at most, by far
+SOURCES: Final = 64  # workers that append to one partition within the seconds in which a record may be sent again
 START: Final = Struct("!BI")
 HEAD: Final = Struct("!QQI")
-POSITION: Final = Struct("!BQ")  # version, offset
+LOG_BYTES: Final = 16  # of the identity of a topic
+POSITION: Final = Struct(f"!BQ{LOG_BYTES}s")  # version, offset, log
 TOKEN: Final = Struct("!QQ")
 OVERHEAD: Final = HEAD.size  # bytes of a pack beside its body
 
@@ -40,6 +41,7 @@ class Record:
 
     offset: int
     packs: Sequence[Pack]
+    log: bytes = b""  # the identity of its topic
 
 
 def encode(packs: Sequence[Pack]) -> bytes:
@@ -76,18 +78,23 @@ def decode(record: bytes) -> list[Pack]:
 
 
 class Position:
-    """Where reading goes on: the offset of the next record, and the last sequence of each source before it."""
+    """Where reading goes on: the offset of the next record, and the last sequence of each source before it.
 
-    def __init__(self, offset: int = 0) -> None:
+    The offset is one of `log`, the identity of the topic (b"": not known): a topic of that name that was made later has
+    other records there.
+    """
+
+    def __init__(self, offset: int = 0, log: bytes = b"") -> None:
         self.offset = offset
+        self.log = log
         self._last: dict[int, int] = {}  # source -> sequence; the source that appended last is the last one
 
     @classmethod
     def decode(cls, saved: bytes) -> "Position":
         """What `encode()` has saved. ValueError."""
         try:
-            version, offset = POSITION.unpack_from(saved)
-            position = cls(offset)
+            version, offset, log = POSITION.unpack_from(saved)
+            position = cls(offset, log if any(log) else b"")
             position._last = dict(TOKEN.iter_unpack(saved[POSITION.size :]))
         except error as why:
             raise ValueError(f"not a position: {why}") from None
@@ -96,7 +103,7 @@ class Position:
         return position
 
     def encode(self) -> bytes:
-        return POSITION.pack(VERSION, self.offset) + b"".join(TOKEN.pack(*one) for one in self._last.items())
+        return POSITION.pack(VERSION, self.offset, self.log) + b"".join(TOKEN.pack(*one) for one in self._last.items())
 
     def take(self, offset: int, packs: Sequence[Pack]) -> Record:
         """Pass the record at *offset*, which has *packs*; what is new in it."""
@@ -106,10 +113,11 @@ class Position:
                 self._pass(pack)
                 fresh.append(pack)
         self.offset = offset + 1
-        return Record(offset, fresh)
+        return Record(offset, fresh, self.log)
 
     def advance(self, record: Record) -> None:
         """Pass *record*, which another position has read."""
+        self.log = record.log
         for pack in record.packs:
             self._pass(pack)
         self.offset = record.offset + 1

@@ -3,7 +3,8 @@
 #   PREFIX:log:topics                 hash    topic -> "PARTITIONS SECONDS BYTES", its properties
 #   PREFIX:log:{TOPIC/NUMBER}:records stream  a partition; the record at offset n has the id (n + 1)-0, and the fields
 #                                             record, at (milliseconds) and before (bytes of all records before it)
-#   PREFIX:log:{TOPIC/NUMBER}:head    hash    next (the offset of the next record) and bytes (of all records ever)
+#   PREFIX:log:{TOPIC/NUMBER}:head    hash    next (the offset of the next record), bytes (of all records ever) and
+#                                             log (16 bytes that no former topic of this name had)
 #   PREFIX:log:wake:ID                stream  one entry, for a carrier that waits for records of other streams
 #   PREFIX:log:offsets:GROUP          hash    "TOPIC/NUMBER" -> a position (carrier/records.py)
 from broker.carrier.log import Partition

@@ -9,6 +9,7 @@
 # writes to: an entry ends the wait when there is another stream to wait for.
 #
 # Retention is kept to the record by trim.lua, a few partitions each second.
+import os
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +26,7 @@ from broker.carrier.log import (
     TopicDescription,
     TopicProperties,
 )
-from broker.carrier.records import Pack, Position
+from broker.carrier.records import LOG_BYTES, Pack, Position
 from broker.carrier.redis_keys import LogKeys
 from broker.reasons import LogFailure, StoreFailure
 from broker.store.redis.connection import READY, packed
@@ -34,10 +35,12 @@ from broker.store.redis.script import Script
 
 TIMEOUT: Final = 5.0  # seconds for a command
 BLOCK: Final = 1000  # milliseconds of one wait; the connection would be taken for dead after 3 seconds of silence
-COUNT: Final = 8  # records of one reply and stream: at most 4 MiB
+COUNT: Final = 8  # records of one reply, for one stream: at most 4 MiB
+COUNT_WAITED: Final = 512  # records of one reply, for all streams that are waited for, but one for each stream
+READS: Final = 16  # replies with records that are under way
 AGAIN: Final = 0.2  # seconds until what failed is read again
-TRIM_TURN: Final = 1.0  # seconds between two turns of trimming
-TRIM_ALL: Final = 60  # turns in which each partition is trimmed once
+TURN: Final = 1.0  # seconds between two turns of trimming, and of looking whether topics have been made anew
+TURNS: Final = 60  # in which each partition is trimmed, and each reading looked at, once
 UNKNOWN: Final = -1  # what scripts return for a topic that does not exist
 
 FAILURES: Final = {
@@ -98,13 +101,20 @@ class RedisLog:
         self._trim = Script(commands, script.joinpath("trim.lua").read_bytes())
         self._made: dict[str, TopicProperties] = {}  # topics that were made, or found, by this process
         self._sources: dict[Reading, _Source] = {}
+        self._failing: set[_Source] = set()  # that are to be read again
+        self._reads = 0  # XRANGE that have no reply yet
+        self._queued: deque[_Source] = deque()  # that wait for one of those
+        self._reading_queued = False
         self._waiting = False  # XREAD has no reply yet
         self._woken = False  # and is about to end
         self._wake_key = self._keys.wake(identity)
         self._wake_id = b"0-0"
         self._times_ready = 0  # of the connection, when all positions were last checked
         self._untrimmed: deque[tuple[Partition, TopicProperties]] = deque()
-        self._trim_next = 0.0
+        self._trims = 0  # of one turn
+        self._checks = 0  # of one turn
+        self._unchecked: deque[_Source] = deque()
+        self._turn_next = 0.0
         self._stopped = False
 
     def start(self) -> None:
@@ -118,21 +128,23 @@ class RedisLog:
         return self._statistics
 
     def tick(self, now: float) -> float:
-        due = min(self._appends.tick(now), self._trim_next)
-        if now >= self._trim_next:
-            due = self._trim_next = now + TRIM_TURN
-            self._trim_some()
         if self._commands.times_ready != self._times_ready and self._commands.state == READY:
             self._times_ready = self._commands.times_ready
-            for source in self._sources.values():
+            for source in [*self._sources.values()]:  # before anything is appended: the log may have become shorter
                 source.checked = False
                 source.at_end = False
-        for source in [*self._sources.values()]:
-            if source.again and source.again > now:
-                due = min(due, source.again)
-            else:
-                source.again = 0.0
                 self._go_on(source)
+        due = min(self._appends.tick(now), self._turn_next)
+        if now >= self._turn_next:
+            due = self._turn_next = now + TURN
+            self._trim_some()
+            self._check_some()
+        for source in [one for one in self._failing if one.again <= now]:
+            self._failing.discard(source)
+            source.again = 0.0
+            self._go_on(source)
+        for source in self._failing:
+            due = min(due, source.again)
         self._wait()
         return due
 
@@ -171,10 +183,11 @@ class RedisLog:
 
     def _changed(self, reading: Reading) -> None:
         if reading.stopped:
-            del self._sources[reading]
+            self._failing.discard(self._sources.pop(reading))
         elif not reading.paused:
             source = self._sources[reading]
             source.at_end = False
+            source.checked = False  # the topic may have been made anew meanwhile
             self._go_on(source)
 
     def _go_on(self, source: _Source) -> None:
@@ -183,11 +196,25 @@ class RedisLog:
         if reading.paused or source.asked or source.at_end or source.again or self._stopped:
             return
         source.asked = True
-        if source.checked:
-            words = packed("XRANGE", self._records(source), f"{reading.wanted + 1}-0", "+", "COUNT", COUNT)
-            self._submit(self._commands, words, partial(self._found, source))
-        else:
+        if not source.checked:
             self._call(self._head, self._keys_of(reading.partition), [], partial(self._check, source))
+        elif self._reads < READS:
+            self._read(source)
+        else:
+            self._queued.append(source)
+
+    def _read(self, source: _Source) -> None:
+        self._reads += 1
+        first = f"{source.reading.position.offset + 1}-0"
+        words = packed("XRANGE", self._records(source), first, "+", "COUNT", COUNT)
+        self._submit(self._commands, words, partial(self._found, source))
+
+    def _read_queued(self) -> None:
+        if not self._reading_queued:  # a command may fail at once, and bring us here again
+            self._reading_queued = True
+            while self._queued and self._reads < READS:
+                self._read(self._queued.popleft())
+            self._reading_queued = False
 
     def _check(self, source: _Source, reply: object, failure: StoreFailure | None) -> None:
         """The offsets of the oldest and the next record have come."""
@@ -195,35 +222,62 @@ class RedisLog:
         if failure is not None:
             self._failed(source, error_of(failure))
             return
-        oldest, following = cast("list[int]", reply)
+        oldest, following, log = cast("tuple[int, int, bytes]", reply)
         reading = source.reading
         if oldest == UNKNOWN:
             self._failed(source, LogError(LogFailure.UNKNOWN_TOPIC, reading.partition.topic))
             return
         source.checked = True
         source.told = None
-        if reading.wanted > following and not reading.stopped:
-            reading.jump(oldest)
+        if not reading.stopped:
+            reading.identify(log)
+            if reading.position.offset > following:
+                reading.jump(oldest)
         self._go_on(source)
+
+    def _check_some(self) -> None:
+        """Look whether topics have been deleted, or made anew, since their readings were looked at last."""
+        if not self._unchecked:
+            self._unchecked.extend(self._sources.values())
+            self._checks = 1 + len(self._unchecked) // TURNS
+        for _ in range(min(self._checks, len(self._unchecked))):
+            source = self._unchecked.popleft()
+            if source.at_end and not source.reading.paused:
+                self._call(self._head, self._keys_of(source.reading.partition), [], partial(self._look, source))
+            else:
+                source.checked = False
+
+    def _look(self, source: _Source, reply: object, failure: StoreFailure | None) -> None:
+        if failure is None and source.at_end and not source.reading.paused:
+            oldest, following, log = cast("tuple[int, int, bytes]", reply)
+            position = source.reading.position
+            if oldest == UNKNOWN or log != position.log or position.offset > following:
+                source.checked = False
+                source.at_end = False
+                self._go_on(source)
 
     def _found(self, source: _Source, reply: object, failure: StoreFailure | None) -> None:
         source.asked = False
+        self._reads -= 1
+        self._read_queued()
         if failure is not None:
             self._failed(source, error_of(failure))
             return
-        source.at_end = self._give(source, cast("Entries", reply))
+        source.at_end = self._give(source, cast("Entries", reply), COUNT)
         if source.at_end:
             self._wake()
         else:
             self._go_on(source)
 
-    def _give(self, source: _Source, entries: Entries) -> bool:
+    def _give(self, source: _Source, entries: Entries, count: int) -> bool:
         """Give *entries* to the reader; whether there may be no more now."""
         source.reading.take([(int(key.partition(b"-")[0]) - 1, fields[1]) for key, fields in entries])
-        return len(entries) < COUNT
+        return len(entries) < count
 
     def _failed(self, source: _Source, error: LogError) -> None:
-        source.again = self._clock() + AGAIN
+        if not source.reading.stopped:
+            source.again = self._clock() + AGAIN
+            self._failing.add(source)
         source.checked = False
         if error.failure in TOLD and error.failure is not source.told and not source.reading.stopped:
             source.told = error.failure
@@ -239,10 +293,10 @@ class RedisLog:
         furthest: dict[Partition, int] = {}
         for source in at_end:
             reading = source.reading
-            furthest[reading.partition] = max(reading.wanted, furthest.get(reading.partition, 0))
+            furthest[reading.partition] = max(reading.position.offset, furthest.get(reading.partition, 0))
         waiting: dict[bytes, list[_Source]] = {}
         for source in at_end:
-            if source.reading.wanted < furthest[source.reading.partition]:  # another has read more meanwhile
+            if source.reading.position.offset < furthest[source.reading.partition]:  # another has read more meanwhile
                 source.at_end = False
                 self._go_on(source)
             else:
@@ -251,10 +305,12 @@ class RedisLog:
             return
         self._waiting = True
         self._woken = False
-        ids = [f"{sources[0].reading.wanted}-0" for sources in waiting.values()]
+        ids = [f"{sources[0].reading.position.offset}-0" for sources in waiting.values()]
         streams: list[str | bytes | int] = [*waiting, self._wake_key, *ids, self._wake_id]
-        words = packed("XREAD", "COUNT", COUNT, "BLOCK", BLOCK, "STREAMS", *streams)
-        self._submit(self._waits, words, partial(self._came, waiting))
+        count = max(1, min(COUNT, COUNT_WAITED // len(waiting)))
+        words = packed("XREAD", "COUNT", count, "BLOCK", BLOCK, "STREAMS", *streams)
+        asked = {key: sources[0].reading.position.offset for key, sources in waiting.items()}
+        self._submit(self._waits, words, partial(self._came, waiting, asked, count))
 
     def _wake(self) -> None:
         """End the wait, as there is another stream to wait for."""
@@ -265,15 +321,22 @@ class RedisLog:
         else:
             self._wait()
 
-    def _came(self, waiting: dict[bytes, list[_Source]], reply: object, failure: StoreFailure | None) -> None:
+    def _came(
+        self,
+        waiting: dict[bytes, list[_Source]],
+        asked: dict[bytes, int],
+        count: int,
+        reply: object,
+        failure: StoreFailure | None,
+    ) -> None:
         self._waiting = False
         for key, entries in cast("list[tuple[bytes, Entries]]", reply or []):
             if key == self._wake_key:
                 self._wake_id = entries[-1][0]
                 continue
             for source in waiting[key]:
-                if source.at_end and not source.reading.stopped:
-                    source.at_end = self._give(source, entries)
+                if source.at_end and source.reading.position.offset >= asked[key]:  # or it has begun anew
+                    source.at_end = self._give(source, entries, count)
                     self._go_on(source)
         if failure is None:
             self._wait()
@@ -295,7 +358,7 @@ class RedisLog:
                     error = LogError(LogFailure.OTHER_TOPIC, detail)
             then(error)
 
-        self._call(self._create, [self._keys.topics, *heads], [topic, wanted], made)
+        self._call(self._create, [self._keys.topics, *heads], [topic, wanted, os.urandom(LOG_BYTES)], made)
 
     def delete(self, topic: str, then: Callable[[LogError | None], None]) -> None:
         self._made.pop(topic, None)
@@ -343,12 +406,10 @@ class RedisLog:
 
     def _trim_some(self) -> None:
         if self._untrimmed:
-            for _ in range(1 + len(self._untrimmed) // TRIM_ALL):
+            for _ in range(min(self._trims, len(self._untrimmed))):
                 partition, properties = self._untrimmed.popleft()
                 limits: list[str | bytes | int] = [1000 * properties.retention, properties.retention_bytes]
                 self._call(self._trim, self._keys_of(partition), limits, lambda reply, failure: None)
-                if not self._untrimmed:
-                    break
         else:
             self._submit(self._commands, packed("HGETALL", self._keys.topics), self._to_trim)
 
@@ -358,6 +419,7 @@ class RedisLog:
             properties = properties_of(text)
             for number in range(properties.partitions):
                 self._untrimmed.append((Partition(topic.decode(), number), properties))
+        self._trims = 1 + len(self._untrimmed) // TURNS
 
     # Commands.
 

@@ -166,10 +166,11 @@ class RedisStage(Stage):
 
 
 class KafkaStage(Stage):
-    def __init__(self, server: Any) -> None:
+    def __init__(self, server: Any, **options: Any) -> None:
         self.server = server
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.log: KafkaLog = KafkaLog({"bootstrap_servers": server.address}, time.monotonic, self._calls.put, SMALL)
+        options["bootstrap_servers"] = server.address
+        self.log: KafkaLog = KafkaLog(options, time.monotonic, self._calls.put, SMALL)
         self.log.start()
 
     def turn(self) -> None:

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import pytest
 
-from broker.carrier.kafka_clients import CONSUMER, made
+from broker.carrier.kafka_clients import CLIENT, made
 from broker.carrier.kafka_log import KafkaLog
 from broker.carrier.log import LogError, Partition, TopicProperties
 from broker.carrier.records import Pack, encode
 from broker.reasons import LogFailure
 from tests.carrier.conftest import UNCLOSED
-from tests.carrier.logs import KafkaStage
-from tests.kafka_servers import HOST, KafkaServer, free_port, topic_name
+from tests.carrier.logs import PATIENCE, KafkaStage
+from tests.kafka_servers import HOST, KafkaServer, SharedKafka, free_port, topic_name
 from tests.tools.faults.durable.proxy import TO_CLIENT, TO_SERVER, Proxy
 
 pytestmark = [pytest.mark.slow, UNCLOSED]
@@ -28,12 +28,8 @@ ONE: Final = Pack(1, 1, b"one")
 
 def test_a_pack_that_kafka_does_not_take_is_refused_alone(kafka_stage: KafkaStage) -> None:
     """One large message would stop an APPLICATION client for ever."""
-    partition = kafka_stage.topic()
+    partition = topic_with(kafka_stage, "max.message.bytes", "2000")
     told: list[tuple[int, LogError | None]] = []
-    with admin(kafka_stage) as client:
-        from kafka.admin import ConfigResource
-
-        client.alter_configs([ConfigResource("TOPIC", partition.topic, {"max.message.bytes": "2000"})])
     for pack in (ONE, Pack(1, 2, bytes(3000)), Pack(1, 3, b"three")):
         assert kafka_stage.log.append(partition, pack, lambda *result: told.append(result))
     kafka_stage.until(lambda: len(told) == 3)
@@ -101,28 +97,45 @@ def test_connections_that_are_cut_or_slow_lose_and_double_nothing(tmp_path: Path
 
 def test_an_attempt_to_connect_leaves_nothing_behind() -> None:
     """Each attempt would leave a thread and four descriptors, and a long outage of Kafka end the process."""
-    from kafka import KafkaConsumer
+    from kafka import KafkaAdminClient
     from kafka.errors import KafkaError
-
-    def has() -> tuple[int, int]:
-        gc.collect()
-        return len(os.listdir("/proc/self/fd")), threading.active_count()
 
     def attempt() -> None:
         with pytest.raises(KafkaError):
-            made(KafkaConsumer, CONSUMER, {"bootstrap_servers": f"{HOST}:{free_port()}", "bootstrap_timeout_ms": 100})
+            made(KafkaAdminClient, CLIENT, {"bootstrap_servers": f"{HOST}:{free_port()}", "bootstrap_timeout_ms": 100})
 
     attempt()  # what is imported, or opened, once
-    before = has()
+    before = held()
     attempt()
 
-    assert before == has()
+    assert before == held()
 
 
-def test_options_that_kafka_python_does_not_know_are_told() -> None:
-    """A misspelt option would be ignored, or end the process."""
+def test_a_log_that_was_stopped_leaves_nothing_behind(kafka: Any) -> None:
+    """A carrier that is told of another Kafka would have the threads and connections of both."""
+
+    def try_out(address: str, read: bool) -> None:
+        stage = KafkaStage(SharedKafka(address), bootstrap_timeout_ms=1000)
+        if read:
+            partition = stage.topic()
+            stage.append(partition, ONE)
+            pages = stage.read(partition)
+            stage.until(lambda: pages.packs)
+        stage.close()
+
+    try_out(kafka.address, True)
+    before = held()
+    try_out(kafka.address, True)
+    try_out(f"{HOST}:{free_port()}", False)
+
+    assert before == held()
+
+
+@pytest.mark.parametrize("option", ["sasl_plain_pasword", "acks"])
+def test_options_that_are_unknown_or_change_a_promise_are_told(option: str) -> None:
+    """A misspelt option would be ignored, or end the process; acks=1 would lose what was acknowledged."""
     calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    log = KafkaLog({"bootstrap_servers": HOST, "sasl_plain_pasword": ""}, time.monotonic, calls.put)
+    log = KafkaLog({"bootstrap_servers": HOST, option: 1}, time.monotonic, calls.put)
     log.start()
     log.append(Partition("t"), ONE, lambda offset, error: None)
     calls.get(timeout=60)()
@@ -131,21 +144,91 @@ def test_options_that_kafka_python_does_not_know_are_told() -> None:
     log.stop()
 
     assert words.startswith(LogFailure.CLIENT_REFUSED.words)
-    assert "sasl_plain_pasword" in words
+    assert option in words
 
 
-def test_a_reading_that_is_added_does_not_wait_for_one_that_rests(
-    kafka_stage: KafkaStage, monkeypatch: pytest.MonkeyPatch
+def test_a_reading_that_is_added_or_resumed_does_not_wait_for_those_that_are_idle(
+    kafka: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that comes back would wait half a second for its first message."""
-    monkeypatch.setattr("broker.carrier.kafka_consumer.POLL", 600_000)  # a rest has no end by itself
-    quiet, full = kafka_stage.topic(), kafka_stage.topic()
-    kafka_stage.append(full, ONE)
-    kafka_stage.read(quiet)
-    for _ in range(2):
-        pages = kafka_stage.read(full)
-        kafka_stage.until(lambda pages=pages: pages.packs)  # type: ignore[misc]
-        pages.reading.stop()
+    monkeypatch.setattr("broker.carrier.kafka_reader.IDLE_WAIT", 600_000)  # it has no end by itself
+    monkeypatch.setattr("broker.carrier.kafka_reader.CLIENT", {**CLIENT, "request_timeout_ms": 700_000})
+    stage = KafkaStage(kafka)
+    quiet, full = stage.topic(), stage.topic()
+    waiting = stage.read(quiet)
+    stage.append(full, ONE)
+    stage.until(lambda: any(lane.under_way for lane in stage.log._reader._idle.values()))
+
+    added = stage.read(full)
+    stage.until(lambda: added.packs)
+    added.reading.pause()
+    stage.append(full, Pack(1, 2, b"two"))
+    added.reading.resume()
+    stage.until(lambda: len(added.packs) == 2)
+    stage.append(quiet, ONE)  # and those that are idle are not forgotten
+    stage.until(lambda: waiting.packs)
+    stage.close()
+
+
+def test_a_page_behind_one_that_was_dropped_is_dropped(kafka_stage: KafkaStage) -> None:
+    """A client that was slow for a moment would be told of a gap, and never get what was dropped."""
+    partition = kafka_stage.topic()
+    pages = kafka_stage.read(partition)
+    fetched = kafka_stage.log._inbox._calls
+    kafka_stage.until(lambda: pages.reading.position.log)
+    for number in (1, 2):
+        kafka_stage.append_raw(partition, encode([Pack(1, number, b"")]))
+        deadline = time.monotonic() + PATIENCE
+        while len(fetched) < number:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)  # the thread that reads tells only the log, which is not to look yet
+    pages.reading.pause()
+    fetched.insert(1, pages.reading.resume)
+    kafka_stage.until(lambda: len(pages.packs) == 2)
+
+    assert [1, 2] == [pack.sequence for pack in pages.packs]
+    assert [] == pages.jumps
+
+
+def test_a_missing_topic_keeps_nobody_waiting(kafka: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client whose topic was deleted would slow all that connect."""
+    stage = KafkaStage(kafka)
+    full = stage.topic()
+    stage.append(full, ONE)
+    monkeypatch.setattr("broker.carrier.kafka_reader.FIRST_PAUSE", 600)  # until it is looked for again
+    monkeypatch.setattr("broker.carrier.kafka_reader.AGAIN", 600)
+    missing = stage.read(Partition(topic_name()))
+    stage.until(lambda: missing.errors)
+
+    pages = stage.read(full)
+    stage.until(lambda: pages.packs)
+    monkeypatch.undo()
+    late = Partition(topic_name())
+    made_later = stage.read(late)
+    stage.until(lambda: made_later.errors)
+    assert stage.create(late.topic, TopicProperties()) is None
+    stage.append(late, ONE)
+    stage.until(lambda: made_later.packs)
+    stage.close()
+
+    assert [LogFailure.UNKNOWN_TOPIC] == [error.failure for error in missing.errors]
+
+
+def test_a_topic_that_cannot_be_read_stops_no_other(kafka_stage: KafkaStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An administrator who compresses one topic would stop all clients, or have its messages skipped as damaged."""
+    compressed, plain = topic_with(kafka_stage, "compression.type", "gzip"), kafka_stage.topic()
+    for partition in (compressed, plain):
+        kafka_stage.append(partition, ONE)
+    monkeypatch.setattr("kafka.codec.has_gzip", lambda: False)
+    unreadable, readable = kafka_stage.read(compressed), kafka_stage.read(plain)
+    kafka_stage.until(lambda: unreadable.errors and readable.packs)
+    words = str(unreadable.errors[0])
+    monkeypatch.undo()
+    kafka_stage.until(lambda: unreadable.packs)
+
+    assert LogFailure.OTHER_TOPIC is unreadable.errors[0].failure
+    assert compressed.topic in words and "gzip" in words
+    assert [] == unreadable.broken
 
 
 @pytest.mark.nightly
@@ -162,6 +245,56 @@ def test_what_kafka_has_is_what_was_encoded(kafka_stage: KafkaStage) -> None:
         found = consumer.poll(60_000)
 
     assert [encode([ONE])] == [record.value for record in found[key]]
+
+
+@pytest.mark.nightly
+def test_a_log_that_has_lost_its_end_is_read_from_there(own_kafka: Any) -> None:
+    """What is stored after a power loss, at the offsets of what was lost, would never be read."""
+    stage = KafkaStage(own_kafka)
+    partition = stage.topic()
+    pages = stage.read(partition)
+    for number in range(1, 6):
+        stage.append(partition, Pack(1, number, b""))
+    stage.until(lambda: len(pages.packs) == 5)
+    own_kafka.kill()
+    (segment,) = (own_kafka.folder / "data" / f"{partition.topic}-0").glob("*.log")
+    os.truncate(segment, segment.stat().st_size // 5 * 3)
+    own_kafka.start()
+    for number in range(6, 10):
+        stage.append(partition, Pack(1, number, b""))
+    stage.until(lambda: len(pages.packs) == 9)
+    stage.close()
+
+    assert [(5, 3)] == pages.jumps
+    assert [*range(1, 10)] == [pack.sequence for pack in pages.packs]
+
+
+@pytest.mark.nightly
+def test_a_topic_takes_little_more_than_it_keeps(kafka_stage: KafkaStage) -> None:
+    """A topic of 1 GB would take two, and messages of a week be kept for two."""
+    from kafka.admin import ConfigResource
+
+    topic = topic_name()
+    assert kafka_stage.create(topic, TopicProperties(retention=86_400, retention_bytes=80_000_000)) is None
+    with admin(kafka_stage) as client:
+        configs = client.describe_configs([ConfigResource("TOPIC", topic)], config_filter="all")["topic"][topic]
+
+    assert ("10000000", "10800000") == (configs["segment.bytes"]["value"], configs["segment.ms"]["value"])
+
+
+def held() -> tuple[int, int]:
+    """Descriptors and threads of this process."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def topic_with(stage: KafkaStage, name: str, value: str) -> Partition:
+    """The partition of a topic that an administrator has made."""
+    topic = topic_name()
+    with admin(stage) as client:
+        client.create_topics({topic: {"num_partitions": 1, "configs": {name: value}}})
+    assert stage.create(topic, TopicProperties()) is None
+    return Partition(topic)
 
 
 def admin(stage: KafkaStage) -> Any:

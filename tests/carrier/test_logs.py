@@ -1,4 +1,6 @@
 # What both logs promise, against real servers.
+import pytest
+
 from broker.carrier.log import LogError, TopicProperties
 from broker.carrier.records import Pack, Position
 from broker.reasons import LogFailure
@@ -96,6 +98,24 @@ def test_a_pack_that_was_appended_twice_is_read_once(stage: Stage) -> None:
     assert [*packs(A, 1, 3), *packs(B, 1, 1), *packs(A, 4, 1)] == pages.packs
     assert [*packs(B, 1, 1), *packs(A, 4, 1)] == resumed.packs
     assert 4 == stage.log.statistics().repeated
+
+
+def test_a_client_that_is_slow_again_and_again_misses_and_doubles_nothing(stage: Stage) -> None:
+    """What is dropped when a client becomes slow would not be read again, or a part of it be taken for a gap."""
+    partition = stage.topic()
+    pages = stage.read(partition)
+    for number in range(1, 101):
+        assert stage.log.append(partition, packs(A, number, 1)[0], lambda offset, error: None)
+        stage.turn()
+        if number % 3 == 0:
+            pages.reading.pause()
+        elif number % 3 == 1:
+            pages.reading.resume()
+    pages.reading.resume()
+    stage.until(lambda: len(pages.packs) >= 100)
+
+    assert packs(A, 1, 100) == pages.packs
+    assert [] == pages.jumps
 
 
 def test_what_waits_is_bounded_in_bytes(stage_at_night: Stage) -> None:
@@ -212,6 +232,32 @@ def test_a_topic_that_was_deleted_is_made_again(stage_at_night: Stage) -> None:
 
     assert [0] == offsets
     assert packs(A, 2, 1) == pages.packs
+
+
+def test_a_topic_that_was_made_anew_is_read_from_its_beginning(
+    stage_at_night: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who had read three records of the former topic would miss three of the new one, and nobody would know."""
+    monkeypatch.setattr("broker.carrier.redis_log.TURN", 0.01)  # how often it looks
+    stage = stage_at_night
+    partition = stage.topic()
+    waits, pauses, leaves = (stage.read(partition) for _ in range(3))
+    for number in range(1, 4):
+        stage.append(partition, *packs(A, number, 1))
+    stage.until(lambda: all(len(pages.packs) == 3 for pages in (waits, pauses, leaves)))
+    pauses.reading.pause()
+    leaves.reading.stop()
+    saved = leaves.reading.position.encode()
+
+    stage.delete_outside(partition.topic)
+    for number in range(4, 9):
+        stage.append(partition, *packs(A, number, 1))
+    pauses.reading.resume()
+    stage.read(partition, Position.decode(saved), leaves)
+    stage.until(lambda: all(len(pages.packs) == 8 for pages in (waits, pauses, leaves)))
+
+    assert packs(A, 1, 8) == waits.packs == pauses.packs == leaves.packs
+    assert [(3, 0)] == waits.jumps == pauses.jumps == leaves.jumps
 
 
 def test_a_topic_that_is_deleted_is_gone_with_its_records(stage_at_night: Stage) -> None:

@@ -104,6 +104,45 @@ def test_many_streams_are_waited_for_together(redis_stage: RedisStage, monkeypat
     assert [b"%d" % number for number in range(30)] == [pages.packs[0].body for pages in all_pages]
 
 
+def test_a_reading_that_is_resumed_looks_whether_its_topic_is_the_same(
+    redis_stage: RedisStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that was slow for a moment would miss the first messages of a topic that was made anew."""
+    partition = redis_stage.topic()
+    pages = redis_stage.read(partition)
+    fill(redis_stage, partition, 3)
+    redis_stage.until(lambda: len(pages.packs) == 3)
+    monkeypatch.setattr("broker.carrier.redis_log.TURN", 600.0)  # it looks by itself
+    redis_stage.log.tick(redis_stage.loop.now() + 2.0)
+    pages.reading.pause()
+    redis_stage.delete_outside(partition.topic)
+    for number in range(4, 9):
+        redis_stage.append(partition, Pack(A, number, b""))
+    pages.reading.resume()
+    redis_stage.until(lambda: len(pages.packs) == 8)
+
+    assert [(3, 0)] == pages.jumps
+
+
+def test_many_readers_that_catch_up_take_turns(redis_stage: RedisStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an outage a thousand clients would have a page each read into memory at the same time; or some never."""
+    monkeypatch.setattr("broker.carrier.redis_log.READS", 2)
+    partitions = [redis_stage.topic() for _ in range(10)]
+    for partition in partitions:
+        fill(redis_stage, partition, 20)
+    most = 0
+
+    def all_read() -> bool:
+        nonlocal most
+        most = max(most, redis_stage.log._reads)  # type: ignore[attr-defined]
+        return all(len(pages.packs) == 20 for pages in every)
+
+    every = [redis_stage.read(partition) for partition in partitions]
+    redis_stage.until(all_read)
+
+    assert 2 == most
+
+
 def test_a_reader_that_catches_up_reads_page_by_page(redis_stage: RedisStage) -> None:
     """A client that comes back after a week would be read into memory whole."""
     partition = redis_stage.topic()

@@ -1,8 +1,11 @@
-# What a message in a log costs: python -m tests.tools.bench.log_cost [kafka|redis] [--partitions 10]
+# What a message in a log costs: python -m tests.tools.bench.log_cost [kafka|redis] [--partitions 10] [--idle 1000]
 #
 # CPU of this process and of the server, in microseconds a message of 110 bytes: appended and acknowledged, then read by
 # readings of the same process. Paced: a pack to each partition, and the next ones when all are stored, as on a calm
-# node. Flood: as many as may wait, so that packs share records. Last, what readings cost that wait for more.
+# node. Flood: as many as may wait, so that packs share records.
+#
+# With --idle only what many readings cost that wait for records, each of a topic of its own; and how long it takes
+# beside them until a new reading, one that is resumed and one that waits have a record.
 import argparse
 import tempfile
 import time
@@ -19,24 +22,84 @@ from tests.redis_servers import SERVERS, RunningRedis
 MESSAGE: Final = 110  # bytes
 MESSAGES: Final = (1, 20, 200)  # in a pack
 PACKS: Final = 1000
-IDLE: Final = 5.0  # seconds
+IDLE: Final = 10.0  # seconds
+SETTLE: Final = 20.0  # seconds
+TIMES: Final = 100
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="CPU that a message in a log costs.")
     parser.add_argument("log", nargs="?", choices=["kafka", "redis"])
     parser.add_argument("--partitions", type=int, default=10)
+    parser.add_argument("--idle", type=int, default=0, help="readings that wait (default: the cost of messages)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.log != "kafka":
             redis = RunningRedis(SERVERS[-1], Path(folder))
-            measure("redis", RedisStage(redis), redis.process.pid, options.partitions)
+            run("redis", RedisStage(redis), redis.process.pid, options)
             redis.end()
         if options.log != "redis":
             kafka: Any = KafkaServer(Path(folder, "kafka"), quick=False)
             kafka.start()
-            measure("kafka", KafkaStage(kafka), kafka.process.pid, options.partitions)
+            run("kafka", KafkaStage(kafka), kafka.process.pid, options)
             kafka.kill()
+
+
+def run(name: str, stage: Stage, server: int, options: argparse.Namespace) -> None:
+    if options.idle:
+        measure_idle(name, stage, server, options.idle)
+    else:
+        measure(name, stage, server, options.partitions)
+    stage.close()
+
+
+def measure_idle(name: str, stage: Stage, server: int, readings: int) -> None:
+    began = time.monotonic()
+    topics = [stage.topic() for _ in range(readings)]
+    took = time.monotonic() - began
+    print(f"{name}: {1000 * took / readings:.1f} ms to make a topic, one after the other", flush=True)
+    while_before(stage, time.monotonic() + SETTLE)  # the server has compiled by then
+    print(f"  no readings: {share(cost(server, lambda: while_before(stage, time.monotonic() + IDLE)))}", flush=True)
+    waiting = [stage.read(topic) for topic in topics]
+    while_before(stage, time.monotonic() + SETTLE)
+    assert not any(pages.errors for pages in waiting)
+    print(
+        f"  {readings} that wait: {share(cost(server, lambda: while_before(stage, time.monotonic() + IDLE)))}",
+        flush=True,
+    )
+    full = stage.topic()
+    stage.append(full, Pack(1, 1, bytes(MESSAGE)))
+    added, resumed, came = [], [], []
+    for number in range(TIMES):
+        began = time.monotonic()
+        pages = stage.read(full)
+        stage.until(lambda pages=pages: pages.packs)  # type: ignore[misc]
+        added.append(time.monotonic() - began)
+        pages.reading.stop()
+        pages = waiting[number % readings]
+        pages.reading.pause()
+        stage.append(pages.reading.partition, Pack(1, 2 * number + 1, bytes(MESSAGE)))
+        began = time.monotonic()
+        pages.reading.resume()
+        stage.until(lambda pages=pages: pages.packs)  # type: ignore[misc]
+        resumed.append(time.monotonic() - began)
+        pages = waiting[(number + readings // 2) % readings]
+        pages.records.clear()
+        began = time.monotonic()
+        stage.append(pages.reading.partition, Pack(2, 2 * number + 2, bytes(MESSAGE)))
+        stage.until(lambda pages=pages: pages.packs)  # type: ignore[misc]
+        came.append(time.monotonic() - began)
+        while_before(stage, time.monotonic() + 0.02 * (number % 7))
+        waiting[number % readings].records.clear()
+    for what, times in (("a new one", added), ("a resumed one", resumed), ("one that waits, appended", came)):
+        times.sort()
+        half, most = 1000 * times[len(times) // 2], 1000 * times[-1]
+        print(f"  first record of {what}: p50 {half:.1f} ms, longest of {TIMES} {most:.1f} ms", flush=True)
+
+
+def share(seconds: tuple[float, float, float]) -> str:
+    here, there, took = seconds
+    return f"{100 * here / took:.1f} % + {100 * there / took:.1f} % of a core"
 
 
 def measure(name: str, stage: Stage, server: int, partitions: int) -> None:
@@ -63,15 +126,6 @@ def measure(name: str, stage: Stage, server: int, partitions: int) -> None:
                 f"  {'paced' if paced else 'flood'} {messages:4} in a pack: append {words(append_cost, messages)}, "
                 f"{PACKS / records:5.1f} packs a record; read {words(read_cost, messages)}"
             )
-    waiting = [read_on(stage, partition) for partition in each]
-    for one in waiting:
-        one.reading.resume()
-    end = time.monotonic() + IDLE
-    here, there, seconds = cost(server, lambda: while_before(stage, end))
-    print(
-        f"  {len(waiting)} readings that wait: {100 * here / seconds:.1f} % + {100 * there / seconds:.1f} % of a core"
-    )
-    stage.close()
 
 
 def read_on(stage: Stage, partition: Partition) -> Pages:
