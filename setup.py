@@ -41,6 +41,7 @@ COMPILED = [
     "broker/session/transfer/*.py",
     "broker/store/*.py",
     "broker/store/durable/*.py",
+    "broker/store/logs/*.py",
     "broker/store/redis/*.py",
     "broker/worker_id.py",
     "cli/load/*.py",
@@ -56,6 +57,7 @@ INTERPRETED = [
     "broker/net/transports/upgrade.py",  # runs once per WebSocket connection
     "broker/net/transports/upgrade_tasks.py",
     "broker/protocol/parts.py",  # composition, runs once
+    "broker/store/logs/topics.py",  # frozen values
     "cli/load/conductor.py",  # these four run a few times per load
     "cli/load/plan.py",
     "cli/load/process.py",

@@ -300,6 +300,8 @@ class StoreFailure(Enum):
 class LogFailure(Enum):
     """Why a log did not do what it was asked: (label, words), which say what to do if people have to do something."""
 
+    CARRIER_AWAY = ("carrier_away", "the carrier, the process that works with the log, is being started")
+    APPENDING_FAILS = ("appending_fails", "nothing can be appended to parts of the log")
     UNREACHABLE = ("unreachable", "the log cannot be reached")
     TIMEOUT = ("timeout", "the log did not answer in time")
     CLIENT_REFUSED = ("client_refused", "the options of the Kafka client are wrong")

@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from broker.carrier.log import LogError, LogStatistics, Partition
-from broker.carrier.records import OVERHEAD as ENCODED
-from broker.carrier.records import START, Pack, encode
+from broker.carrier.log import LogStatistics
 from broker.reasons import LogFailure
+from broker.store.logs.records import OVERHEAD as ENCODED
+from broker.store.logs.records import START, Pack, encode
+from broker.store.logs.topics import LogError, Partition
 
 MOST_BYTES: Final = 64 * 1024 * 1024  # that wait, in all partitions: a second of 300 000 messages of 120 bytes
 PACK_BYTES: Final = 500  # of a pack that waits, beside its body: objects, and what it calls

@@ -16,8 +16,8 @@ from kafka.errors import KafkaTimeoutError, NoError, TopicAlreadyExistsError, Un
 from broker.carrier.inbox import Inbox
 from broker.carrier.kafka_clients import CLIENT, PRODUCER, REQUEST, made
 from broker.carrier.kafka_errors import error_of
-from broker.carrier.log import LogError, TopicDescription, TopicProperties
 from broker.reasons import LogFailure
+from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
 
 WARM: Final = 10.0  # seconds until the producer has to know a new topic
 CLOSE: Final = 1.0  # seconds for what the producer still has

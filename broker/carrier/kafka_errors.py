@@ -3,8 +3,8 @@ from typing import Final
 
 from kafka import errors
 
-from broker.carrier.log import LogError
 from broker.reasons import LogFailure
+from broker.store.logs.topics import LogError
 
 # The first class that an exception is an instance of counts.
 FAILURES: Final = (

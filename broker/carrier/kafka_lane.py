@@ -11,8 +11,9 @@ from kafka import errors
 
 from broker.carrier.kafka_errors import error_of
 from broker.carrier.kafka_session import Entry, FetchSession
-from broker.carrier.log import LogError, Partition, Reading
+from broker.carrier.log import Reading
 from broker.reasons import LogFailure
+from broker.store.logs.topics import LogError, Partition
 
 AHEAD: Final = 16 * 1024 * 1024  # bytes that readers have not taken
 # Kafka looks at all partitions of a session for each fetch, which costs it 15 us a partition, even if one has a record.

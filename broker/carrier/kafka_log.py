@@ -19,9 +19,10 @@ from broker.carrier.inbox import Inbox
 from broker.carrier.kafka_admin import KafkaAdmin
 from broker.carrier.kafka_errors import error_of
 from broker.carrier.kafka_reader import KafkaReader
-from broker.carrier.log import LogError, LogStatistics, Partition, Reader, Reading, TopicDescription, TopicProperties
-from broker.carrier.records import Pack, Position
+from broker.carrier.log import LogStatistics, Reader, Reading
 from broker.reasons import LogFailure
+from broker.store.logs.records import Pack, Position
+from broker.store.logs.topics import LogError, Partition, TopicDescription, TopicProperties
 
 CONNECT_AGAIN: Final = 1.0  # seconds between two attempts
 LOOK_AGAIN: Final = 1.0  # seconds after which a topic that the producer does not know is looked for again

@@ -31,8 +31,9 @@ from broker.carrier.kafka_clients import CLIENT, MOST_ANSWER
 from broker.carrier.kafka_errors import error_of
 from broker.carrier.kafka_lane import AHEAD, Lane, Source, Topic
 from broker.carrier.kafka_session import PARTITION_BYTES, Entry, Page, page_of
-from broker.carrier.log import LogError, Reading
+from broker.carrier.log import Reading
 from broker.reasons import LogFailure
+from broker.store.logs.topics import LogError
 
 QUICK_WAIT: Final = 20  # milliseconds
 IDLE_WAIT: Final = 1000  # milliseconds

@@ -12,7 +12,7 @@ from kafka.errors import FetchSessionIdNotFoundError, UnsupportedCodecError
 from kafka.protocol.consumer import FetchRequest
 from kafka.record.default_records import DefaultRecordBatch
 
-from broker.carrier.log import Partition
+from broker.store.logs.topics import Partition
 
 OLDEST_VERSION: Final = 13
 NEWEST_VERSION: Final = 17

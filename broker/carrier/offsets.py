@@ -5,10 +5,10 @@
 from collections.abc import Callable
 from typing import Final
 
-from broker.carrier.log import Partition
-from broker.carrier.records import Position
 from broker.carrier.redis_keys import LogKeys
 from broker.reasons import StoreFailure
+from broker.store.logs.records import Position
+from broker.store.logs.topics import Partition
 from broker.store.redis.connection import packed
 from broker.store.redis.pipeline import CallbackCommand, CommandPipeline
 

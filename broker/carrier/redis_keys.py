@@ -6,8 +6,8 @@
 #   PREFIX:log:{TOPIC/NUMBER}:head    hash    next (the offset of the next record), bytes (of all records ever) and
 #                                             log (16 bytes that no former topic of this name had)
 #   PREFIX:log:wake:ID                stream  one entry, for a carrier that waits for records of other streams
-#   PREFIX:log:offsets:GROUP          hash    "TOPIC/NUMBER" -> a position (carrier/records.py)
-from broker.carrier.log import Partition
+#   PREFIX:log:offsets:GROUP          hash    "TOPIC/NUMBER" -> a position (store/logs/records.py)
+from broker.store.logs.topics import Partition
 
 
 class LogKeys:

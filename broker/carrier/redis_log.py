@@ -17,18 +17,11 @@ from importlib.resources import files
 from typing import Final, cast
 
 from broker.carrier.appends import MOST_BYTES, Appends, Done
-from broker.carrier.log import (
-    LogError,
-    LogStatistics,
-    Partition,
-    Reader,
-    Reading,
-    TopicDescription,
-    TopicProperties,
-)
-from broker.carrier.records import LOG_BYTES, Pack, Position
+from broker.carrier.log import LogStatistics, Reader, Reading
 from broker.carrier.redis_keys import LogKeys
 from broker.reasons import LogFailure, StoreFailure
+from broker.store.logs.records import LOG_BYTES, Pack, Position
+from broker.store.logs.topics import LogError, Partition, TopicDescription, TopicProperties
 from broker.store.redis.connection import READY, packed
 from broker.store.redis.pipeline import CallbackCommand, CommandPipeline
 from broker.store.redis.script import Script

@@ -27,11 +27,12 @@ from broker.cluster.control_lane import ControlLane
 from broker.cluster.data_lane import DataLane
 from broker.cluster.full_sync import PAGE, FullSync
 from broker.cluster.lane_listener import LaneListener
-from broker.cluster.peer import Peer, unbounded
+from broker.cluster.peer import Peer
 from broker.cluster.peers import Peers
 from broker.cluster.shared_members import SharedMembers
 from broker.cluster.takeovers import Takeovers
 from broker.delivery.completion import Completion
+from broker.delivery.outbox import unbounded
 from broker.metrics.counters import Counters
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream

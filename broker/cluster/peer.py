@@ -8,8 +8,6 @@ from typing import Final
 
 from broker.cluster import wire
 from broker.cluster.confirmations import ConfirmingPeer
-from broker.delivery.outbox import OutboundBudget, Outbox
-from broker.delivery.ring import Ring
 from broker.mqtt.packets import V5, V311
 from broker.net.stream import Stream
 from broker.overload.gate import Gate
@@ -22,7 +20,6 @@ from broker.worker_id import WorkerId
 SHUT: Final = 2 * 1024 * 1024  # bytes on their way to a peer: tens of milliseconds of its work
 MARK: Final = 0.001  # seconds between two marks
 OPEN: Final = 1024 * 1024
-ANY: Final = 1 << 40
 
 
 class Mark:
@@ -144,13 +141,3 @@ class Peer(Neighbour):
     def backlog(self) -> int:
         """Bytes of the data lane that the peer has not reported as processed."""
         return self._written - self._done
-
-
-def unbounded(fd: int, dirty: "Ring[Outbox]") -> Outbox:
-    """An outbox that is always writable, as gates bound its content, and that is sent before those of clients.
-
-    Otherwise peers would start to deliver a publish only after this worker has sent it to thousands of clients.
-    """
-    outbox = Outbox(fd, ANY, ANY >> 1, OutboundBudget(ANY), dirty)
-    outbox.first = True
-    return outbox

@@ -19,6 +19,7 @@ GATHER: Final = 256 * 1024  # bytes of one send at most; twice what the kernel t
 LEAST: Final = 16 * 1024  # bytes that each connection may be owed, however full the budget is
 MANY: Final = 1024  # chunks, which are joined when they are SMALL
 SMALL: Final = 512  # bytes of a chunk on average: an object and its place in the list take 41 to 56 more
+ANY: Final = 1 << 40  # bytes: no limit
 REPLY_ROOM: Final = 256 * 1024  # bytes above the high watermark for replies to the client itself
 
 AT_ONCE: Final = 0  # the strategies, see flushing.py
@@ -269,3 +270,14 @@ class Outbox:
             joined = b"".join(chunks[:count])
             del chunks[1:count]
             chunks[0] = joined
+
+
+def unbounded(fd: int, dirty: "Ring[Outbox]") -> Outbox:
+    """An outbox to another process of the node: always writable, as its users bound its content.
+
+    It is sent before those of clients. Otherwise another worker would start to deliver a publish only after this one
+    has sent it to thousands of clients.
+    """
+    outbox = Outbox(fd, ANY, ANY >> 1, OutboundBudget(ANY), dirty)
+    outbox.first = True
+    return outbox

@@ -18,6 +18,7 @@ class Pause:
     REPLIES: Final = 64  # the client does not read the replies that it has caused
     ANSWERS: Final = 128  # too many publishes of the client wait for receivers that are not done with them
     STORE: Final = 256  # what the client has subscribed to is not stored yet
+    LOG: Final = 512  # the log takes no more for now: of the lane of a worker, in the carrier
 
 
 LABELS: Final = {
@@ -30,6 +31,7 @@ LABELS: Final = {
     Pause.REPLIES: "replies",
     Pause.ANSWERS: "answers",
     Pause.STORE: "store",
+    Pause.LOG: "log",
 }
 
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from broker.carrier.kafka_log import KafkaLog
-from broker.carrier.log import Log, LogError, Partition, Reading, TopicDescription, TopicProperties
-from broker.carrier.records import Pack, Position, Record
+from broker.carrier.log import Log, Reading
 from broker.carrier.redis_keys import LogKeys
 from broker.carrier.redis_log import RedisLog
+from broker.store.logs.records import Pack, Position, Record
+from broker.store.logs.topics import LogError, Partition, TopicDescription, TopicProperties
 from broker.store.redis.pipeline import CommandPipeline
 from tests.kafka_servers import topic_name
 from tests.redis_servers import RunningRedis

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from broker.carrier.appends import COPIES, FIRST_PAUSE, LONGEST_PAUSE, PACK_BYTES, QUEUE_BYTES, Appends
-from broker.carrier.log import LogError, LogStatistics, Partition
-from broker.carrier.records import OVERHEAD, START, Pack, decode
+from broker.carrier.log import LogStatistics
 from broker.reasons import LogFailure
+from broker.store.logs.records import OVERHEAD, START, Pack, decode
+from broker.store.logs.topics import LogError, Partition
 
 ONE, TWO = Partition("one"), Partition("two")
 AWAY = LogError(LogFailure.UNREACHABLE, "")

@@ -10,8 +10,9 @@ from kafka.future import Future
 
 from broker.carrier.kafka_lane import AHEAD, Lane, Source
 from broker.carrier.kafka_session import Entry
-from broker.carrier.log import LogError, LogStatistics, Partition, Reading
-from broker.carrier.records import Position
+from broker.carrier.log import LogStatistics, Reading
+from broker.store.logs.records import Position
+from broker.store.logs.topics import LogError, Partition
 from tests.carrier.logs import Pages
 
 TOPIC = UUID(int=1)

@@ -13,9 +13,9 @@ import pytest
 
 from broker.carrier.kafka_clients import CLIENT, made
 from broker.carrier.kafka_log import KafkaLog
-from broker.carrier.log import LogError, Partition, TopicProperties
-from broker.carrier.records import Pack, encode
 from broker.reasons import LogFailure
+from broker.store.logs.records import Pack, encode
+from broker.store.logs.topics import LogError, Partition, TopicProperties
 from tests.carrier.conftest import UNCLOSED
 from tests.carrier.logs import PATIENCE, KafkaStage
 from tests.kafka_servers import HOST, KafkaServer, SharedKafka, free_port, topic_name

@@ -12,7 +12,7 @@ from kafka.record.memory_records import MemoryRecordsBuilder
 from kafka.record.util import calc_crc32c
 
 from broker.carrier.kafka_session import Entry, FetchSession, page_of
-from broker.carrier.log import Partition
+from broker.store.logs.topics import Partition
 
 ONE, TWO = Partition("one"), Partition("two", 3)
 ID_ONE, ID_TWO, ID_NEW = UUID(int=1), UUID(int=2), UUID(int=3)

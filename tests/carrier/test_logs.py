@@ -1,9 +1,9 @@
 # What both logs promise, against real servers.
 import pytest
 
-from broker.carrier.log import LogError, TopicProperties
-from broker.carrier.records import Pack, Position
 from broker.reasons import LogFailure
+from broker.store.logs.records import Pack, Position
+from broker.store.logs.topics import LogError, TopicProperties
 from tests.carrier.logs import SMALL, Stage
 from tests.kafka_servers import topic_name
 

@@ -1,8 +1,9 @@
 # One reader of a partition: what it is given of the records that a log finds.
 from collections.abc import Sequence
 
-from broker.carrier.log import LogStatistics, Partition, Reading
-from broker.carrier.records import Pack, Position, Record, encode
+from broker.carrier.log import LogStatistics, Reading
+from broker.store.logs.records import Pack, Position, Record, encode
+from broker.store.logs.topics import Partition
 from tests.carrier.logs import Pages
 
 FORMER, NEW = bytes(range(16)), bytes(range(1, 17))  # identities of topics

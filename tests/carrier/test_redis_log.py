@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from broker.carrier.log import Partition, TopicProperties
 from broker.carrier.offsets import Offsets
-from broker.carrier.records import Pack, Position
 from broker.carrier.redis_keys import LogKeys
 from broker.reasons import StoreFailure
+from broker.store.logs.records import Pack, Position
+from broker.store.logs.topics import Partition, TopicProperties
 from supervisor.redis_server import RedisServer
 from tests.carrier.logs import PREFIX, RedisStage
 from tests.redis_servers import RunningRedis

@@ -2,9 +2,10 @@
 import socket
 
 from broker.cluster import wire
-from broker.cluster.peer import Peer, unbounded
+from broker.cluster.peer import Peer
 from broker.cluster.peers import Peers
 from broker.config.schema import Overload
+from broker.delivery.outbox import unbounded
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
 from broker.overload.gate import Gate

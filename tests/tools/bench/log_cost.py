@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from broker.carrier.log import Partition, TopicProperties
-from broker.carrier.records import Pack
+from broker.store.logs.records import Pack
+from broker.store.logs.topics import Partition, TopicProperties
 from tests.carrier.logs import KafkaStage, Pages, RedisStage, Stage
 from tests.kafka_servers import KafkaServer
 from tests.redis_servers import SERVERS, RunningRedis
@@ -130,7 +130,7 @@ def measure(name: str, stage: Stage, server: int, partitions: int) -> None:
 
 def read_on(stage: Stage, partition: Partition) -> Pages:
     """A reading that goes on behind what there is, when it is resumed."""
-    from broker.carrier.records import Position
+    from broker.store.logs.records import Position
 
     found = stage.describe(partition.topic)
     assert found is not None

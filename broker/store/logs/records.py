@@ -26,7 +26,7 @@ TOKEN: Final = Struct("!QQ")
 OVERHEAD: Final = HEAD.size  # bytes of a pack beside its body
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Pack:
     """*source*: 64 bits that no other appender of the partition has or had; *sequence* begins at 1."""
 
@@ -35,7 +35,7 @@ class Pack:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Record:
     """What is read of one record: the packs that had not been read before. Reading goes on at `offset + 1`."""
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.carrier.records import SOURCES, START, Pack, Position, Record, decode, encode
+from broker.store.logs.records import SOURCES, START, Pack, Position, Record, decode, encode
 
 NUMBERS = st.integers(min_value=1, max_value=2**64 - 1)
 PACKS = st.lists(st.builds(Pack, NUMBERS, NUMBERS, st.binary(max_size=40)), max_size=5)
