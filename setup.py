@@ -20,6 +20,8 @@ from setuptools.command.build_ext import build_ext
 # tests/architecture/test_compiled.py checks that each pattern matches a module and that the installed copy agrees.
 COMPILED = [
     "broker/auth/*.py",
+    "broker/carrier/turns.py",
+    "broker/carrier/worker_lanes.py",
     "broker/cluster/*.py",
     "broker/config/patterns.py",
     "broker/config/rate.py",

@@ -1,30 +1,22 @@
 # A worker as a process: `python -m broker DESCRIPTOR PARENT`. Only the supervisor starts it.
 #
-# DESCRIPTOR is the worker's end of the link, PARENT the process id of the supervisor. The first frame on the link is
-# the assignment: the shard, the configuration, and the descriptors of the listening sockets, the heartbeat and the log.
-# So the worker opens nothing whose failure depends on other programs, and its command line holds nothing private.
-#
-# No worker outlives its supervisor: the kernel kills it (die_with_parent.py), and the end of the link ends it, too.
-# A worker ignores the signals that a terminal or an init system sends to the whole process group: the supervisor
-# handles them and tells its workers.
-import faulthandler
+# How it begins is said in control/supervised.py. Its assignment has the shard, the configuration, and the descriptors
+# of the listening sockets, the heartbeat and the log.
 import mmap
 import os
-import signal
 import socket
 import sys
 import time
 import traceback
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, Never, TextIO, assert_never
+from typing import Final, assert_never
 
 import trio
 
 from broker.auth.files import AccessFileError
 from broker.config.sources import restored
-from broker.control.die_with_parent import die_with_parent
-from broker.control.frame_codec import LENGTH, FrameError, body_length, encode
+from broker.control.frame_codec import FrameError, encode
 from broker.control.frames import (
     SUPERVISOR_FRAMES,
     Answer,
@@ -36,6 +28,7 @@ from broker.control.frames import (
     Ended,
     FromSupervisor,
     LoopStarted,
+    NewCarrier,
     NewPeer,
     OtherWorkers,
     Override,
@@ -52,6 +45,7 @@ from broker.control.frames import (
 from broker.control.heartbeat import SERVING, STARTING, Heartbeat
 from broker.control.link import Link
 from broker.control.periodic import every
+from broker.control.supervised import begin, cannot_start, first_frame, lines_to, reopen
 from broker.insight.admin_requests import AdminRequests
 from broker.insight.logs import configure
 from broker.insight.operator_requests import operator_requests
@@ -62,12 +56,10 @@ from broker.store.redis.address import RedisAddress
 from broker.worker import OWN_DESCRIPTORS, Worker
 from broker.worker_id import WorkerId
 
-SUPERVISOR_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STATISTICS_INTERVAL: Final = 1.0  # seconds
 LATE_ANSWERS: Final = 0.5  # seconds between two looks for answers that are late
 LONG_START: Final = 5.0  # seconds after which a worker says what it waits for before it serves; a start takes one
 LAST_FRAME_TIMEOUT: Final = 1.0  # seconds
-CANNOT_START: Final = 2  # exit code
 
 
 class Process:
@@ -119,7 +111,7 @@ class Process:
         self._stopping = trio.Event()
         self._hand_over = False  # the other workers get the sessions of this one when it stops
         sock.setblocking(False)
-        self._link = Link(worker.reactor, sock, self._take, self._link_lost)
+        self._link = Link(worker.reactor, sock, SUPERVISOR_FRAMES, self._take, self._link_lost)
         transports = worker.transports.by_name
         self._listeners = [
             (socket.socket(fileno=listener.descriptor), transports[listener.transport])
@@ -134,9 +126,7 @@ class Process:
 
     def _join(self, peer: WorkerId, *descriptors: int) -> None:
         """Connect with the worker *peer*, by the *descriptors* of the data lane and of the control lane."""
-        data, control = (socket.socket(fileno=descriptor) for descriptor in descriptors)
-        for lane in (data, control):
-            lane.setblocking(False)
+        data, control = (_lane(descriptor) for descriptor in descriptors)
         self.worker.cluster.mesh.join(peer, data, control)
 
     def _came(self) -> None:
@@ -195,6 +185,9 @@ class Process:
                 self._reload(frame.overrides)
             case NewPeer():
                 self._join(frame.worker, *self._link.take_descriptors(2))
+            case NewCarrier():
+                data, control = (_lane(descriptor) for descriptor in self._link.take_descriptors(2))
+                worker.links.connect_carrier(data, control)
             case OtherWorkers():
                 worker.metrics.set_others(frame.report)
             case PublishWills():
@@ -272,21 +265,17 @@ class Process:
 
 
 def main(arguments: Sequence[str]) -> None:
-    faulthandler.enable()
-    descriptor, parent = map(int, arguments)
-    die_with_parent(parent)
-    for number in SUPERVISOR_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SUPERVISOR_SIGNALS)  # those that arrived meanwhile are ignored, too
-    sock = socket.socket(fileno=descriptor)
-    assignment = first_frame(sock)
+    sock = begin(arguments)
+    assignment = first_frame(sock, SUPERVISOR_FRAMES)
+    if not isinstance(assignment, Assignment):
+        raise FrameError(f"a frame {type(assignment).__name__} before the assignment")
     about = {"node": assignment.worker.node, "worker": assignment.worker.shard}
     values = assignment.config
     configure(values["log.level"], values["log.format"], lines_to(assignment.log), about)
     try:
         process = Process(sock, assignment)
     except (AccessFileError, CertificateError) as error:
-        cannot_start(sock, str(error))
+        cannot_start(sock, encode(CannotStart(str(error))))
     try:
         trio.run(process.serve)
     except BaseException as error:
@@ -295,45 +284,15 @@ def main(arguments: Sequence[str]) -> None:
         os._exit(1)  # ends threads, too
 
 
+def _lane(descriptor: int) -> socket.socket:
+    lane = socket.socket(fileno=descriptor)
+    lane.setblocking(False)
+    return lane
+
+
 def trace_of(assignment: Assignment) -> str:
     """The file in which the worker records the decisions of overload protection."""
     return os.path.join(assignment.folder, "trace", f"worker-{assignment.worker.shard}.trace")
-
-
-def first_frame(sock: socket.socket) -> Assignment:
-    """Read the assignment, and no byte of the next frame."""
-    frame = SUPERVISOR_FRAMES.decode(exactly(sock, body_length(exactly(sock, LENGTH))))
-    if not isinstance(frame, Assignment):
-        raise FrameError(f"a frame {type(frame).__name__} before the assignment")
-    return frame
-
-
-def exactly(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = sock.recv(size - len(data))
-        if not more:
-            sys.exit(1)  # the supervisor has ended
-        data += more
-    return data
-
-
-def lines_to(descriptor: int) -> TextIO:
-    return open(descriptor, "w", encoding="utf-8", errors="backslashreplace")
-
-
-def reopen(path: str, descriptor: int) -> None:
-    """Open *path* again as *descriptor*; "": log lines go to no file. OSError."""
-    if path:
-        new = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.dup2(new, descriptor)
-        os.close(new)
-
-
-def cannot_start(sock: socket.socket, sentence: str) -> Never:
-    sock.setblocking(True)
-    sock.sendall(encode(CannotStart(sentence)))
-    sys.exit(CANNOT_START)
 
 
 if __name__ == "__main__":

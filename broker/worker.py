@@ -147,6 +147,7 @@ class Worker:
         )
 
         # Clients, and the other workers.
+        links.link_carrier(self.protection.throttle)
         origin = Origin(worker)
         self.protocol = protocol = ProtocolParts(
             base,

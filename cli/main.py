@@ -90,6 +90,10 @@ def start(
     port: Annotated[
         int | None, typer.Option(metavar="PORT", help="TCP port to listen on; 0 means any free port.")
     ] = None,
+    kafka: Annotated[
+        str | None,
+        typer.Option(metavar="HOSTS", help="Keep logs in this Apache Kafka: HOST:PORT of some brokers, with commas."),
+    ] = None,
     assignments: Assignments = None,
     detach: Annotated[
         bool,
@@ -115,6 +119,8 @@ def start(
         options.append(Given("node.name", name, "--name"))
     if workers is not None:
         options.append(Given("node.workers", workers, "--workers"))
+    if kafka is not None:
+        options.append(Given("kafka.hosts", kafka, "--kafka"))
     loaded = load_settings(config, assignments, options)
 
     from cli.start import start_detached, start_here

@@ -130,6 +130,9 @@ def show_status(answer: dict[str, Any]) -> None:
     )
     if gauges.get("store_fill"):
         screen.print(f"Redis uses {100 * gauges['store_fill']:.0f} % of its maxmemory")
+    if answer.get("carrier"):
+        for line in carrier_lines(answer["carrier"]):
+            screen.print(line, highlight=False)
     numbers = ("pid", "up", "clients", "in", "out", "CPU", "memory", "deaths")
     table = table_of("worker", "state", *numbers, right=("worker", *numbers))
     for one in answer["workers"]:
@@ -148,6 +151,23 @@ def show_status(answer: dict[str, Any]) -> None:
             str(one["deaths"]),
         )
     screen.print(table)
+
+
+def carrier_lines(carrier: dict[str, Any]) -> list[str]:
+    """The carrier of a node, and its log."""
+    log = f"Kafka at {', '.join(carrier['hosts'])}" if carrier["hosts"] else "streams of Redis"
+    facts = f"process {carrier['pid']}, up {duration(carrier['uptime'])}, {counted(carrier['deaths'], 'death')}"
+    lines = [f"carrier     {_colored(carrier['state'])}, {facts}; its log: {log}"]
+    report = carrier["report"]
+    if report.get("waiting"):
+        lines.append(
+            f"            {counted(report['waiting'], 'pack')} ({short(report['waiting_bytes'])}B) wait for it"
+        )
+    lines += [
+        f"            nothing can be appended to {topic}/{number}: {why}"
+        for topic, number, why in report.get("failing", [])
+    ]
+    return lines
 
 
 def duration(seconds: float) -> str:

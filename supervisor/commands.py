@@ -16,7 +16,7 @@ from supervisor.audit import DONE, Audit
 from supervisor.bans import BanRefused
 from supervisor.limits import LimitRefused
 from supervisor.node import Node
-from supervisor.process import process_stat
+from supervisor.process import process_times
 from supervisor.queue_commands import QueueCommands
 from supervisor.request import Refused
 from supervisor.retained_commands import RetainedCommands
@@ -118,6 +118,7 @@ class Commands:
             "began": node.started_at,
             "listeners": node.addresses,
             "workers": [_worker(shard) for shard in node.shards],
+            "carrier": None if node.carrier is None else node.carrier.describe(),
             "totals": node.statistics(),
         }
 
@@ -322,11 +323,6 @@ def _worker(shard: Shard) -> dict[str, Any]:
         "pid": process.pid,
         "deaths": shard.deaths,
         "uptime": process.served() or 0.0,
-        "cpu_seconds": _cpu_seconds(process.pid),
+        "cpu_seconds": process_times(process.pid),
         "statistics": process.statistics,
     }
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = process_stat(pid)
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0

@@ -10,16 +10,18 @@ from typing import Any, Final
 import structlog
 import trio
 
-from broker.config.schema import Config, ConfigError
+from broker.config.schema import Config, ConfigError, needs_carrier
 from broker.control.frames import ChangeBans, ChangeLimits, RedisMoved, ReopenLog
 from broker.metrics.report import Report
 from broker.version import VERSION, form
 from supervisor.bans import NodeBans
+from supervisor.carrier import Carrier
 from supervisor.child import Child, keep_in_order
 from supervisor.folder import NodeFolder
 from supervisor.limits import ClientLimits
 from supervisor.logfile import LogFile
 from supervisor.node_redis import NodeRedis
+from supervisor.worker_process import WorkerProcess
 from supervisor.workers import Listener, Shard, Workers
 
 GAVE_UP: Final = 3  # exit code
@@ -52,7 +54,12 @@ class Node:
         overrides = config.clients.overrides
         self.limits = ClientLimits(folder.path / "limits", self.log, self._send_limits, configured=overrides)
         self.bans = NodeBans(folder.path / "bans", self.log, self._send_bans)
-        self.workers = Workers(config, folder, listeners, log_file, redis, self.limits, self.bans, self._all_ready)
+        self.workers = Workers(
+            config, folder, listeners, log_file, redis, self.limits, self.bans, self._all_ready, self._loop_started
+        )
+        self.carrier: Carrier | None = None
+        if needs_carrier(config):
+            self.carrier = Carrier(config, folder, log_file, redis, self.workers.running, self.log)
         self.sentence = ""  # why the node has failed
         self.admin_connections_dropped = 0  # see supervisor/web.py
         self._check = check
@@ -65,7 +72,8 @@ class Node:
         self._scope = trio.CancelScope()
         self._reloading = trio.Lock()
         # Each stage needs the one before.
-        self._stages: list[list[Child[Any]]] = [[*redis.children()], [*self.workers.shards]]
+        carriers = [] if self.carrier is None else [self.carrier]
+        self._stages: list[list[Child[Any]]] = [[*redis.children()], [*carriers], [*self.workers.shards]]
 
     @property
     def shards(self) -> list[Shard]:
@@ -157,13 +165,20 @@ class Node:
         self.log.info("started", version=VERSION, form=form(), **facts)
         self._on_ready()
 
+    def _loop_started(self, worker: WorkerProcess) -> None:
+        if self.carrier is not None:
+            self.carrier.connect(worker)
+
     def _failed(self, sentence: str) -> None:
         """A child cannot be kept running."""
         self.end(GAVE_UP if self.workers.were_ready else CANNOT_START, sentence)
 
     def _redis_moved(self) -> None:
         self.log.info("redis_address_changed", address=str(self.redis.address))
-        self.workers.send_all(RedisMoved(self.redis.address))
+        moved = RedisMoved(self.redis.address)
+        self.workers.send_all(moved)
+        if self.carrier is not None:
+            self.carrier.send(moved)
 
     def _send_limits(self, change: ChangeLimits) -> None:
         self.workers.send_all(change)
@@ -173,6 +188,8 @@ class Node:
 
     def _reopen_logs(self) -> None:
         self.workers.send_all(ReopenLog())
+        if self.carrier is not None:
+            self.carrier.send(ReopenLog())
 
     async def _handle_signals(self, signals: AsyncIterator[int], nursery: trio.Nursery) -> None:
         """The first SIGTERM or SIGINT stops the node, the second one ends it at once; SIGHUP reloads."""

@@ -162,6 +162,12 @@ def process_stat(pid: int) -> list[str]:
         return []
 
 
+def process_times(pid: int) -> float:
+    """Seconds of CPU that the process has used; 0.0: there is no such process."""
+    fields = process_stat(pid)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a signal has stopped the process, and none has continued it."""
     return process_stat(pid)[:1] in (["T"], ["t"])

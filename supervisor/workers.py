@@ -20,6 +20,7 @@ from broker.control.frames import (
     FromSupervisor,
     FromWorker,
     ListenerSocket,
+    LoopStarted,
     OtherWorkers,
     PeerSockets,
     PublishWills,
@@ -37,6 +38,7 @@ from supervisor.bans import NodeBans
 from supervisor.child import Child
 from supervisor.dead_workers import DeadWorkers
 from supervisor.folder import NodeFolder
+from supervisor.lanes import lane_pairs
 from supervisor.limits import ClientLimits
 from supervisor.logfile import LogFile
 from supervisor.node_redis import NodeRedis
@@ -46,10 +48,6 @@ from supervisor.totals import Totals
 from supervisor.worker_process import LATE, WorkerProcess
 
 SHUT_AFTER: Final = 1.0  # seconds; during a longer pause the listening sockets of a shard are shut
-# Bytes of output that the kernel takes for a data lane, if net.core.wmem_max allows it. A lane is written to once in a
-# turn of the worker's loop, so its throughput is this some 400 times a second. The default, 208 KiB, is little: 1 500
-# messages of 60 KiB a second.
-LANE_BUFFER: Final = 1 << 20
 UNTIL_READY: Final = 35.0  # seconds; a worker that hangs while it starts is killed after 30
 
 Listener = tuple[str, socket.socket]  # transport, listening socket
@@ -125,8 +123,12 @@ class Workers:
         limits: ClientLimits,
         bans: NodeBans,
         all_ready: Callable[[int], None],
+        loop_started: Callable[[WorkerProcess], None],
     ) -> None:
-        """*listeners* of each shard. *all_ready* is called once, with the most connections that the node accepts."""
+        """*listeners* of each shard. *all_ready* is called once, with the most connections that the node accepts.
+
+        *loop_started* is called with each new worker, once lanes to it may be connected.
+        """
         crash_loop = CrashLoop()
         self.config = config
         self.shards = [Shard(number, opened, self, crash_loop) for number, opened in enumerate(listeners)]
@@ -138,6 +140,7 @@ class Workers:
         self._limits = limits
         self._bans = bans
         self._all_ready = all_ready
+        self._loop_started = loop_started
         self._log = structlog.get_logger()
         self._dead = DeadWorkers(folder.path / "incarnations")
         self._change = trio.Event()  # of the state of a worker; a new event after each
@@ -241,6 +244,8 @@ class Workers:
     def received(self, process: WorkerProcess, frame: FromWorker) -> None:
         """Handle *frame* of *process*."""
         match frame:
+            case LoopStarted():
+                self._loop_started(process)
             case Ready():
                 self._log.info("worker_ready", worker=process.shard, pid=process.pid)
                 self._assign_wills()
@@ -266,9 +271,7 @@ class Workers:
         for process in self.running():
             if process is new:
                 continue
-            data, control = socket.socketpair(), socket.socketpair()
-            for end in data:
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LANE_BUFFER)
+            data, control = lane_pairs()
             lanes += [data[0], control[0]]
             peers.append(PeerSockets(process.identity, data[0].fileno(), control[0].fileno()))
             new.connect_later(process, [data[1], control[1]])

@@ -8,6 +8,7 @@ from broker.cluster.session_claims import SessionClaims
 from broker.protocol.background import Background
 from broker.protocol.durable_sessions import DurableSessions
 from broker.protocol.internal_errors import InternalErrors
+from broker.store.logs.link import CarrierLink
 
 
 class ClusterBackground(Background):
@@ -20,10 +21,11 @@ class ClusterBackground(Background):
         orphaned_wills: OrphanedWills | None,
         quota_leases: QuotaLeaseClient | None,
         durable: DurableSessions | None,
+        carrier: CarrierLink | None,
         internal_errors: InternalErrors,
     ) -> None:
         """*registry_client*, *claims* and *orphaned_wills*: None without Redis. *quota_leases*: None unless
-        workers share quotas. *durable*: None if sessions are in memory.
+        workers share quotas. *durable*: None if sessions are in memory. *carrier*: None if there is none.
         """
         self._mesh = mesh
         self._reports = reports
@@ -32,10 +34,13 @@ class ClusterBackground(Background):
         self._orphaned_wills = orphaned_wills
         self._quota_leases = quota_leases
         self._durable = durable
+        self._carrier = carrier
         self._internal_errors = internal_errors
 
     def tick(self, now: float) -> float:
         due = self._mesh.tick(now)
+        if self._carrier is not None:
+            due = min(due, self._carrier.tick(now))
         if self._registry_client is None or self._claims is None or self._orphaned_wills is None:
             return due
         try:

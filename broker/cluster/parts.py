@@ -1,6 +1,7 @@
 # Makes the parts of a worker that it needs for other workers and for Redis, and hands them to each other.
 #
 # They are made in two steps, as clients are served by parts that need the links, and takeovers need those parts.
+import socket
 from collections.abc import Callable
 from functools import partial
 
@@ -21,10 +22,11 @@ from broker.cluster.seal import Seal
 from broker.cluster.session_claims import SessionClaims
 from broker.cluster.takeover import TakeoverRequests
 from broker.cluster.takeovers import RegisteredTakeovers, Takeovers
-from broker.config.schema import MEMORY, REPLICATED, ClusterQuota, QuotaScope
+from broker.config.schema import MEMORY, REPLICATED, ClusterQuota, QuotaScope, needs_carrier
 from broker.net.dialling import Dialler
+from broker.net.log_lane import StreamLane
 from broker.overload.gate import Gate
-from broker.overload.level import store_memory_of, store_of
+from broker.overload.level import log_of, store_memory_of, store_of
 from broker.overload.protection import Protection
 from broker.overload.quotas.lease import Leases
 from broker.overload.quotas.quotas import Quotas
@@ -41,6 +43,8 @@ from broker.store.durable.replication import Replication
 from broker.store.durable.shared_bodies import SharedBodies
 from broker.store.durable.store import DurableStore
 from broker.store.durable.store_gate import StoreGate
+from broker.store.logs.link import CarrierLink
+from broker.store.logs.log_gate import LogGate
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
 from broker.store.redis.pipeline import CommandPipeline
@@ -77,6 +81,7 @@ class ClusterLinks:
         self.quota_leases: QuotaLeaseClient | None = None
         self.durable_store: DurableStore | None = None
         self.store_gate: Gate | None = None  # of it
+        self.carrier: CarrierLink | None = None  # None: the node has none
         self._leases: Leases | None = None
         self._base = base
         self._redis = redis
@@ -151,6 +156,22 @@ class ClusterLinks:
         self.durable_store.store_retained(retained, self.stamps, most_unwritten)
         self.durable_store.start(base.clock())
         return self.durable_store
+
+    def link_carrier(self, throttle: Throttle) -> None:
+        """Make the link to the carrier, if the node has one; publishes for logs wait at a gate of *throttle*."""
+        base = self._base
+        if needs_carrier(base.config):
+            gate = throttle.add_gate(log_of(str(base.worker)), base.clock())
+            log_gate = LogGate(gate, throttle.opened)
+            self.carrier = CarrierLink(base.worker.incarnation, log_gate, base.internal_errors.report)
+
+    def connect_carrier(self, data: socket.socket, control: socket.socket) -> None:
+        """A carrier has started, at the other ends of *data* and *control*, which do not block."""
+        link, reactor = self.carrier, self._base.reactor
+        assert link is not None
+        data_lane, control_lane = (StreamLane(reactor, sock, "carrier", link) for sock in (data, control))
+        link.connect(data_lane, control_lane, self._base.clock())
+        reactor.wake()
 
     def _connection(self, redis: RedisAddress, purpose: str) -> CommandPipeline:
         """A connection for durable sessions, which is not started."""
@@ -274,6 +295,7 @@ class ClusterParts:
             self.orphaned_wills,
             links.quota_leases,
             protocol.durable,
+            links.carrier,
             base.internal_errors,
         )
 

@@ -3,8 +3,11 @@ from dataclasses import field
 from typing import Any, Final
 
 from broker.config.values import (
+    Brokers,
     Choice,
     ClientIdRules,
+    ClientOption,
+    ClientOptions,
     Duration,
     Factor,
     Flag,
@@ -95,4 +98,14 @@ def name(default: str) -> str:
 
 def hosts(*default: str) -> tuple[str, ...]:
     value: tuple[str, ...] = setting(default, Hosts())
+    return value
+
+
+def brokers() -> tuple[str, ...]:
+    value: tuple[str, ...] = setting((), Brokers())
+    return value
+
+
+def client_options() -> tuple[ClientOption, ...]:
+    value: tuple[ClientOption, ...] = setting((), ClientOptions())
     return value

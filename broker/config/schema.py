@@ -9,9 +9,11 @@ from typing import Final
 
 from broker.config.fields import (
     EXABYTE,
+    brokers,
     byte_rate,
     choice,
     client_id_rule,
+    client_options,
     duration,
     factor,
     flag,
@@ -27,7 +29,7 @@ from broker.config.fields import (
 )
 from broker.config.overrides import ClientOverride, Overrides
 from broker.config.rate import burst, parse
-from broker.config.values import KIB, MIB
+from broker.config.values import KIB, MIB, ClientOption
 
 # Values of store.durability.
 MEMORY: Final = "memory"
@@ -383,6 +385,24 @@ class Store:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Kafka:
+    """The Apache Kafka that has the logs, and how to connect to it. It needs Weir's extra `kafka`."""
+
+    hosts: tuple[str, ...] = brokers()  # HOST:PORT of some brokers; none = logs are streams of Redis
+    options: tuple[ClientOption, ...] = client_options()  # for kafka-python, about SASL and TLS, by its own names
+    password_file: str = path()  # a file with the password of SASL; "" = none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Application:
+    """Logs for APPLICATION clients. So far they are only made ready: nothing is appended to them yet."""
+
+    enabled: bool = flag(False)  # start the carrier, the process that works with logs; kafka.hosts implies it
+    # The node does not start while the log cannot be used. false: it starts, and tries on.
+    required: bool = flag(True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Metrics:
     """The metrics records, one per worker and second, for the analysis. Prometheus and $SYS do not need them."""
 
@@ -426,6 +446,8 @@ class Config:
     routes: Routes = field(default_factory=Routes)
     redis: Redis = field(default_factory=Redis)
     store: Store = field(default_factory=Store)
+    kafka: Kafka = field(default_factory=Kafka)
+    application: Application = field(default_factory=Application)
     metrics: Metrics = field(default_factory=Metrics)
     sys: Sys = field(default_factory=Sys)
     log: Log = field(default_factory=Log)
@@ -453,12 +475,28 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
         found.append(("redis.url", right))
     if not config.redis.prefix or set(config.redis.prefix) & set("{} "):  # Redis Cluster hashes the part between braces
         found.append(("redis.prefix", "a word without braces or spaces"))
+    found += _log_contradictions(config)
     found += _overload_contradictions(config.overload)
     if config.overload.credits_per == "tenant" and not config.quotas.tenant_of:
         found.append(("quotas.tenant_of", 'a rule such as "user", as overload.credits_per = "tenant"'))
     found += _quota_contradictions(config.quotas, config.limits.packet_bytes)
     found += _override_contradictions(config.clients, config.limits.packet_bytes)
     return found + _listener_contradictions(config.listeners, config.tls) + _access_contradictions(config)
+
+
+def _log_contradictions(config: Config) -> list[tuple[str, str]]:
+    kafka = config.kafka
+    if not kafka.hosts and (kafka.options or kafka.password_file):
+        return [("kafka.hosts", "a list of brokers, as other settings of kafka say how to connect to them")]
+    if config.application.enabled and not kafka.hosts and config.store.durability == MEMORY:
+        right = 'false, as with store.durability = "memory" the logs in Redis would end with it'
+        return [("application.enabled", right)]
+    return []
+
+
+def needs_carrier(config: Config) -> bool:
+    """Whether the node has a carrier."""
+    return config.application.enabled or bool(config.kafka.hosts)
 
 
 def _overload_contradictions(overload: Overload) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker.config.schema import Config, ConfigError, contradictions
-from broker.config.values import Kind
+from broker.config.values import ClientOptions, Kind
 
 DEFAULT_FILE: Final = Path("/etc/weir/weir.toml")
 PREFIX: Final = "WEIR_"
@@ -58,6 +58,8 @@ class Loaded:
             text = kind.show(value)
             if key == "clients.overrides":
                 value = [one.described() for one in value]
+            elif key == "kafka.options":
+                value = dict(value)
             yield Effective(key, value, text, self.sources.get(key, "default"))
 
 
@@ -206,9 +208,9 @@ def _with(group: Any, path: Sequence[str], value: Any) -> Any:
 
 def _leaves(table: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:
     for name, value in table.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict) and not isinstance(KINDS.get(prefix + name), ClientOptions):
             yield from _leaves(value, f"{prefix}{name}.")
-        elif not isinstance(value, dict):
+        else:
             yield prefix + name, value
 
 

@@ -5,6 +5,7 @@
 # source, and makes one sentence of the three.
 import math
 import re
+import tomllib
 from typing import Any, Final, Protocol
 
 from broker.config.client_ids import RIGHT as CLIENT_ID_RULES
@@ -27,6 +28,9 @@ _SIZE_UNITS: Final = {
     "GiB": 1024**3,
 }
 _QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", re.ASCII)
+BROKERS: Final = 'a list of HOST:PORT such as ["kafka-1:9092", "kafka-2:9092"]'
+OPTIONS: Final = "a table with options of kafka-python about connections"
+
 _NAME: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}", re.ASCII)
 _HOST: Final = re.compile(r"[0-9A-Za-z._:%-]+", re.ASCII)
 
@@ -256,6 +260,61 @@ class Hosts:
 
     def show(self, value: tuple[str, ...]) -> str:
         return "[" + ", ".join(f'"{host}"' for host in value) + "]"
+
+
+class Brokers:
+    """A list of HOST:PORT, or one str with commas; it may be empty."""
+
+    def take(self, given: object) -> tuple[str, ...]:
+        listed = [one for one in given.split(",") if one.strip()] if isinstance(given, str) else given
+        if not isinstance(listed, list | tuple):
+            raise ValueError(BROKERS)
+        brokers = tuple(one.strip() if isinstance(one, str) else "" for one in listed)
+        for broker in brokers:
+            host, _, port = broker.rpartition(":")
+            if not _HOST.fullmatch(host.strip("[]")) or not (port.isascii() and port.isdigit() and int(port) <= 65535):
+                raise ValueError(BROKERS)
+        return brokers
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return "[" + ", ".join(f'"{broker}"' for broker in value) + "]"
+
+
+ClientOption = tuple[str, str | int | bool]
+
+
+class ClientOptions:
+    """Options of the Kafka client about connections, as a table; kept as pairs of name and value, in order."""
+
+    def take(self, given: object) -> tuple[ClientOption, ...]:
+        if isinstance(given, str):
+            try:
+                given = tomllib.loads(f"options = {given}")["options"]
+            except tomllib.TOMLDecodeError:
+                raise ValueError(f'{OPTIONS}, such as {{security_protocol = "SSL"}}') from None
+        pairs = [*given.items()] if isinstance(given, dict) else given
+        if not isinstance(pairs, list | tuple) or not all(
+            isinstance(one, list | tuple) and len(one) == 2 for one in pairs
+        ):
+            raise ValueError(OPTIONS)
+        return tuple(sorted(self._option(*pair) for pair in pairs))
+
+    def _option(self, name: object, value: object) -> ClientOption:
+        if not isinstance(name, str) or not re.fullmatch("security_protocol|(sasl|ssl)_[a-z_]+", name):
+            raise ValueError(f"{OPTIONS}: security_protocol and those that begin with sasl_ or ssl_, and not {name}")
+        if "password" in name:
+            raise ValueError(f"{OPTIONS} without passwords: kafka.password_file names a file with that of SASL")
+        if not isinstance(value, str | int):
+            raise ValueError(f"{OPTIONS}, and {name} a text, a whole number, true or false")
+        return name, value
+
+    def show(self, value: tuple[ClientOption, ...]) -> str:
+        return "{" + ", ".join(f"{name} = {self._show(one)}" for name, one in value) + "}"
+
+    def _show(self, value: str | int | bool) -> str:
+        if isinstance(value, bool):
+            return Flag().show(value)
+        return Text().show(value) if isinstance(value, str) else str(value)
 
 
 def _quantity(given: object, units: dict[str, float] | dict[str, int], bare: float) -> float | None:

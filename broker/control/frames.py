@@ -1,4 +1,5 @@
-# The frames of the link between the supervisor and a worker: each is declared here, once, for both ends.
+# The frames of the link between the supervisor and a worker: each is declared here, once, for both ends. Those of the
+# link to the carrier are in carrier_frames.py.
 #
 # The supervisor sends an Assignment first. A worker sends LoopStarted, then Ready when it accepts connections, a
 # StatisticsReport each second, and Ended as its last frame; a worker that cannot start sends CannotStart instead.
@@ -63,6 +64,11 @@ class NewPeer(Frame):
     """Another worker has started. The descriptors of the data lane and of the control lane come with this frame."""
 
     worker: WorkerId
+
+
+@dataclass(frozen=True)
+class NewCarrier(Frame):
+    """A carrier has started. The descriptors of the data lane and of the control lane come with this frame."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ class Request(Frame):
 
 @dataclass(frozen=True)
 class LoopStarted(Frame):
-    """The reactor runs: the other workers may connect the lanes."""
+    """The reactor runs: the other workers, and the carrier, may connect the lanes."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +193,7 @@ class CannotStart(Frame):
 FromSupervisor = (
     Assignment
     | NewPeer
+    | NewCarrier
     | Drain
     | Reload
     | ReopenLog

@@ -1,14 +1,13 @@
-# The link: a worker's end of the socket pair that connects it with its supervisor.
+# The link: the end of a worker, or of the carrier, of the socket pair that connects it with its supervisor.
 #
 # The reactor serves the link, before clients. So a frame of the supervisor is handled between two slices, by the loop
 # that serves clients, and an answer shows that this loop turns. When the link ends, the supervisor has ended.
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from broker.control.frame_codec import LARGEST, FrameError, FrameReader, encode
-from broker.control.frames import SUPERVISOR_FRAMES, FromSupervisor, FromWorker
+from broker.control.frame_codec import LARGEST, Frame, FrameDecoder, FrameError, FrameReader, encode
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.net.reactor import Reactor
 from broker.net.stream import Handler, Stream
@@ -16,6 +15,8 @@ from broker.reasons import CloseReason
 
 UNITS: Final = 1  # of a round's quantum, for one frame
 MOST_DESCRIPTORS: Final = 64  # received by one recvmsg()
+
+F = TypeVar("F", bound=Frame)
 
 
 class LinkStream(Stream):
@@ -41,18 +42,19 @@ class LinkStream(Stream):
         return self.left
 
 
-class Link(Handler):
+class Link(Handler, Generic[F]):
     def __init__(
         self,
         reactor: Reactor,
         sock: socket.socket,
-        take: Callable[[FromSupervisor], None],
+        decoder: FrameDecoder[F],
+        take: Callable[[F], None],
         ended: Callable[[str], None],
     ) -> None:
         """*take* is called with each frame, and *ended* with the reason when the link has ended."""
         self._reactor = reactor
         self._sock = sock
-        self._reader: FrameReader[FromSupervisor] = FrameReader(SUPERVISOR_FRAMES)
+        self._reader: FrameReader[F] = FrameReader(decoder)
         self._take = take
         self._ended = ended
         budget = OutboundBudget(2 * LARGEST)  # not that of the clients, which may be used up
@@ -65,11 +67,11 @@ class Link(Handler):
         received = self._stream.descriptors
         return [received.popleft() for _ in range(count)]
 
-    def send(self, frame: FromWorker) -> None:
+    def send(self, frame: Frame) -> None:
         self._outbox.write(encode(frame))
         self._reactor.wake()
 
-    def send_last(self, frame: FromWorker, timeout: float) -> None:
+    def send_last(self, frame: Frame, timeout: float) -> None:
         """Send *frame* when the reactor does not run any more; wait at most *timeout* seconds."""
         if self._outbox.size:
             return  # the supervisor does not read: *frame* would come in the middle of another frame

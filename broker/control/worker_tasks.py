@@ -6,6 +6,7 @@ import trio
 
 from broker.control.heartbeat import DRAINING, Heartbeat
 from broker.control.session_hand_over import SessionHandOver
+from broker.control.spin import spin
 from broker.net.loop import Loop
 from broker.net.reactor import LINGER
 from broker.protocol.essentials import Essentials
@@ -42,7 +43,7 @@ class WorkerTasks:
         The sessions go to the other workers meanwhile, if *hands_over* returns true.
         """
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._spin)
+            nursery.start_soon(spin, self._loop, self._heartbeat, self._clock)
             for task in self._others:
                 nursery.start_soon(task)
             await stopping.wait()
@@ -58,19 +59,3 @@ class WorkerTasks:
                 while self._reactor.streams() or not self._settled():
                     await trio.sleep(LEFT)
             nursery.cancel_scope.cancel()
-
-    async def _spin(self) -> None:
-        """Give the loop its slices, and other tasks of trio their turn between them."""
-        loop, heartbeat = self._loop, self._heartbeat
-        while True:
-            wait = loop.turn()
-            if heartbeat is not None:
-                now = self._clock()
-                if now >= heartbeat.worth_while:
-                    heartbeat.stamp(now)
-                wait = min(wait, heartbeat.due - now)
-            if wait > 0.0:
-                with trio.move_on_after(wait):
-                    await trio.lowlevel.wait_readable(loop.fileno())
-            else:
-                await trio.lowlevel.checkpoint()

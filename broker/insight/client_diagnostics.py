@@ -30,7 +30,7 @@ from broker.overload.admit import Publish
 from broker.overload.client import ProtectedClient
 from broker.overload.connects import Connects
 from broker.overload.gate import Gate
-from broker.overload.level import store_of
+from broker.overload.level import log_of, store_of
 from broker.overload.monitor import OverloadMonitor
 from broker.overload.protection import Protection
 from broker.overload.quotas.overrides import Limit
@@ -67,6 +67,7 @@ class ClientDiagnostics:
         self._clock = base.clock
         self._wall = base.wall
         self._durable = links.durable_store
+        self._carrier = links.carrier
         self._worker = base.worker
 
     def facts(self, client_id: str) -> Facts:
@@ -172,7 +173,15 @@ class ClientDiagnostics:
             "bytes": gate.bytes,
             "delay": _seconds(gate.delay(now)),
             "refuses": gate.blocked,
+            "trouble": self._log_trouble(gate),
         }
+
+    def _log_trouble(self, gate: Gate) -> str:
+        carrier = self._carrier
+        if carrier is None or gate.resource != log_of(str(self._worker)):
+            return ""
+        trouble = carrier.trouble()
+        return "" if trouble is None else str(trouble)
 
     def _publish(self, client: ProtectedClient, publish: Publish) -> PublishFacts:
         protection = self._protection

@@ -37,6 +37,7 @@ PARTS: Final = {
     "store": "the store of ",
     "store memory": "the memory of the store of ",
     "store rate": "the store rate of ",
+    "log": "the log of ",
     "cold sessions": "sessions that are read from Redis by ",
 }
 
@@ -168,7 +169,9 @@ def _throttled(facts: Facts, held: HeldFacts) -> str:
         publishes = f"{_count(gate['publishes'], 'publish', 'publishes')} ({size(gate['bytes'])})"
         waits = f"It waits for {place(gate['resource'])}, which has {publishes} to process first"
         told.append(f"{waits} and takes {span(gate['delay'])} longer than without load.")
-        if gate["refuses"]:
+        if gate["trouble"]:
+            told.append(f"Nothing is appended there now: {gate['trouble']}.")
+        elif gate["refuses"]:
             told.append("That worker is busy with other work, and accepts no publish for now.")
     told += [_resumes(held), helps]
     return " ".join([one for one in told if one])

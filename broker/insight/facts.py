@@ -48,7 +48,8 @@ class GateFacts(TypedDict):
     publishes: int  # that the resource has not processed yet
     bytes: int
     delay: float  # seconds beyond what it takes without load
-    refuses: bool  # other work fills the resource, and no publish passes
+    refuses: bool  # other work fills the resource, or it is away, and no publish passes
+    trouble: str  # of a log: why nothing can be appended to it now; "": that is not known
 
 
 class HeldFacts(TypedDict):

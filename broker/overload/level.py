@@ -44,6 +44,11 @@ def cold_of(worker: str) -> str:
     return f"{worker} cold sessions"
 
 
+def log_of(worker: str) -> str:
+    """The log, as far as *worker* appends to it."""
+    return f"{worker} log"
+
+
 class Resources:
     """The registry of resources: a name that the whole cluster uses, and a bit within this worker."""
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from broker.config.schema import Config, ConfigError, Limits
+from broker.config.schema import Config, ConfigError, Limits, needs_carrier
 from broker.config.sources import KINDS, Given, described, from_assignments, load, restored
 from tests.conftest import ROOT
 
@@ -326,6 +326,47 @@ def _leaf(tree: dict[str, object], key: str) -> object:
         assert isinstance(value, dict)
         value = value[name]
     return value
+
+
+def test_options_of_kafka_are_one_table(tmp_path: Path) -> None:
+    """The names of another program would be looked for among Weir's own, or the options not reach the carrier."""
+    options = 'security_protocol = "SASL_SSL"\nssl_check_hostname = false\n'
+    file = written(tmp_path, f'kafka.hosts = ["k:1", "[::1]:2"]\n[kafka.options]\n{options}')
+    loaded = load(file, {}, default_file=NOWHERE)
+    expected = (("security_protocol", "SASL_SSL"), ("ssl_check_hostname", False))
+    assert (("k:1", "[::1]:2"), expected) == (loaded.config.kafka.hosts, loaded.config.kafka.options)
+    shown = {one.key: one for one in loaded.describe()}["kafka.options"]
+    assert dict(expected) == shown.value
+    again = from_assignments(["kafka.hosts=k:1, [::1]:2", f"kafka.options={shown.text}"])
+
+    assert loaded.config == load(None, {}, again, NOWHERE).config
+    assert loaded.config == restored(msgpack.unpackb(msgpack.packb(described(loaded.config))))
+
+
+def test_passwords_are_no_options_of_kafka() -> None:
+    """`weir config show` would print them."""
+    told = refusal(None, None, 'kafka.options={sasl_plain_password = "secret"}')
+
+    assert "kafka.password_file names a file" in told
+
+
+@pytest.mark.parametrize(
+    ("assignments", "sentence"),
+    [
+        (["kafka.password_file=x"], "kafka.hosts = [] in the defaults is not valid: it must be a list of brokers"),
+        (["application.enabled=true"], "application.enabled = true in --set is not valid: it must be false, as with"),
+    ],
+)
+def test_logs_need_a_place(assignments: list[str], sentence: str) -> None:
+    """Settings would have no effect, or messages that were acknowledged end with Redis."""
+    with pytest.raises(ConfigError) as refused:
+        load(None, {}, from_assignments(assignments), NOWHERE)
+    assert sentence in str(refused.value)
+    kept = from_assignments(["application.enabled=true", "store.durability=process"])
+
+    assert needs_carrier(load(None, {}, kept, NOWHERE).config)
+    assert needs_carrier(load(None, {}, from_assignments(["kafka.hosts=k:1"]), NOWHERE).config)
+    assert not needs_carrier(Config())
 
 
 def test_a_worker_restores_what_its_supervisor_describes() -> None:

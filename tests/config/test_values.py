@@ -5,7 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.config.tenants import RIGHT as TENANT_RULES
-from broker.config.values import Choice, Duration, Flag, Hosts, Kind, Name, Number, Rates, Size, Tenants
+from broker.config.values import (
+    Brokers,
+    Choice,
+    ClientOptions,
+    Duration,
+    Flag,
+    Hosts,
+    Kind,
+    Name,
+    Number,
+    Rates,
+    Size,
+    Tenants,
+)
 
 DURATION = Duration(0.0, 7 * 86400.0)
 SIZE = Size(0, 1 << 30)
@@ -47,6 +60,14 @@ def test_sizes_are_numbers_of_bytes_or_carry_a_unit(given: object, size: int) ->
     + [(Rates(False), wrong) for wrong in ("0/s", "100", 100, "1KiB/s", None, True, ["100:1"])]
     + [(Rates(True), wrong) for wrong in ("0B/s", "64KiB", 1024, "1TB/s")]
     + [(Tenants(), wrong) for wrong in ("users", "user:", 5, None, "client-prefix:\n")]
+    + [
+        (Brokers(), wrong)
+        for wrong in ("kafka", ["kafka"], ["kafka:"], ["kafka:x"], ["kafka:70000"], [":9092"], 5, None)
+    ]
+    + [
+        (ClientOptions(), wrong)
+        for wrong in ("", "x", 5, None, [5], {"acks": 1}, {"sasl_plain_password": "x"}, {"ssl_x": 0.5})
+    ]
     + [(Hosts(), wrong) for wrong in ("", [], [""], ["::1", 5], 5, None, "127.0.0.1,", "a b")],
 )
 def test_what_is_no_value_of_its_kind_is_refused_and_told_what_would_be_right(kind: Kind, given: object) -> None:

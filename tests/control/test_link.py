@@ -7,6 +7,7 @@ import pytest
 
 from broker.control.frame_codec import FrameReader, encode
 from broker.control.frames import (
+    SUPERVISOR_FRAMES,
     WORKER_FRAMES,
     Answer,
     Drain,
@@ -33,7 +34,7 @@ class Supervisor:
         theirs.setblocking(False)
         self.taken: list[FromSupervisor] = []  # by the worker
         self.ended: list[str] = []
-        self.link = Link(broker.reactor, theirs, self.taken.append, self.ended.append)
+        self.link = Link(broker.reactor, theirs, SUPERVISOR_FRAMES, self.taken.append, self.ended.append)
         self._reader: FrameReader[FromWorker] = FrameReader(WORKER_FRAMES)
 
     def send(self, data: bytes) -> None:

@@ -1,12 +1,14 @@
 # What a worker knows of one client: that it is so.
+import socket
 from collections.abc import Callable
 
-from broker.config.schema import Config, Delivery, Limits, Quotas, QuotaScope
+from broker.config.schema import Application, Config, Delivery, Limits, Quotas, QuotaScope
 from broker.insight.facts import Facts
 from broker.mqtt.packets import V5, Publish
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from broker.overload.quotas.overrides import Limit
-from broker.reasons import DropReason
+from broker.reasons import DropReason, LogFailure
+from broker.store.logs.frames import hello as hello_of
 from tests.cluster.talk import subscribed
 from tests.innode import Node
 from tests.inprocess import Broker
@@ -171,3 +173,27 @@ def test_what_a_client_lost_is_told_with_the_first_and_the_last_time(brokers: Br
     lost = {"reason": "queue_full", "count": 4, "first": 130.0, "last": 30.0}
     assert [lost, {"reason": "expired", "count": 2, "first": 0.0, "last": 0.0}] == told["losses"]
     assert 0 == told["untold"]
+
+
+def test_the_gate_of_the_log_says_what_is_wrong_with_it(brokers: Brokers) -> None:
+    """`weir why` would not tell a carrier that is away from a slow Kafka."""
+    broker = brokers(Config(application=Application(enabled=True)))
+    link = broker.worker.links.carrier
+    assert link is not None
+    (gate,) = [gate for gate in broker.worker.protection.throttle._queues if gate.resource == "weir/0 log"]
+    told = broker.diagnostics._gate(gate, broker.clock.now)
+    assert (LogFailure.CARRIER_AWAY.words, True) == (told["trouble"], told["refuses"])
+    ends = [socket.socketpair() for _ in range(2)]
+    for ours, _ in ends:
+        ours.setblocking(False)
+    broker.worker.links.connect_carrier(ends[0][0], ends[1][0])
+    broker.settle()
+    told = broker.diagnostics._gate(gate, broker.clock.now)
+    assert ("", False) == (told["trouble"], told["refuses"])
+    hello = hello_of(broker.worker.base.worker.incarnation)
+    for _, theirs in ends:
+        assert hello == theirs.recv(100)
+        theirs.close()
+    broker.settle()
+
+    assert LogFailure.CARRIER_AWAY.words == broker.diagnostics._gate(gate, broker.clock.now)["trouble"]

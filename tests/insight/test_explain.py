@@ -232,7 +232,7 @@ def test_a_dear_publish_is_told_from_what_balance_it_passes() -> None:
 
 def test_who_waits_at_a_gate_is_told_whose_and_that_it_may_give_up() -> None:
     """The text would name the worker of the client, and not the busy one."""
-    gate = {"resource": "weir/1", "publishes": 1, "bytes": 5 << 20, "delay": 0.21, "refuses": False}
+    gate = {"resource": "weir/1", "publishes": 1, "bytes": 5 << 20, "delay": 0.21, "refuses": False, "trouble": ""}
     held = {**HELD, "reason": "gate", "due": None, "gate": gate, "unread": 60_000, "honoured": False}
     told = said(facts(held=held))
 
@@ -242,6 +242,17 @@ def test_who_waits_at_a_gate_is_told_whose_and_that_it_may_give_up() -> None:
     assert "Its keep alive runs on meanwhile (overload.keepalive_while_throttled is strict)." in told
     assert "59 KiB that it sent wait in the worker" in told
     assert "a client that sends more than the worker buffers may give up by itself" in told
+
+
+def test_who_waits_for_the_log_is_told_why_that_takes_nothing() -> None:
+    """The text would blame a worker, and nobody look at Kafka."""
+    gate = {"resource": "weir/1 log", "publishes": 20, "bytes": 5 << 20, "delay": 3.0, "refuses": True}
+    held = {**HELD, "reason": "gate", "due": None, "gate": {**gate, "trouble": "the log cannot be reached (k:1)"}}
+    told = said(facts(held=held))
+
+    assert "It waits for the log of worker 1 of node weir, which has 20 publishes" in told
+    assert "Nothing is appended there now: the log cannot be reached (k:1)." in told
+    assert "busy with other work" not in told
 
 
 def test_a_quota_is_told_with_its_rate_its_setting_and_when_it_has_room() -> None:

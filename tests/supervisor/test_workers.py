@@ -55,7 +55,17 @@ def workers(tmp_path: Path) -> Workers:
     limits = ClientLimits(tmp_path / "limits", log, lambda change: None)
     bans = NodeBans(tmp_path / "bans", log, lambda change: None)
     redis = NodeRedis(config, folder, log)
-    return Workers(config, folder, [[], []], LogFile(), redis, limits, bans, lambda connections: None)
+    return Workers(
+        config,
+        folder,
+        [[], []],
+        LogFile(),
+        redis,
+        limits,
+        bans,
+        lambda connections: None,
+        lambda worker: None,
+    )
 
 
 async def test_a_worker_is_told_of_the_others_when_their_sum_has_changed(workers: Workers) -> None:

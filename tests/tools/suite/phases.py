@@ -27,6 +27,8 @@ COMPILED: Final = (
     "architecture/test_compiled.py",
     "auth",
     "backtest",
+    "carrier/test_turns.py",
+    "carrier/test_worker_lanes.py",
     "cluster",
     "config/test_rate.py",
     "config/test_patterns.py",

@@ -1,0 +1,143 @@
+# The carrier: makes its parts and hands them to each other. The process around it is in __main__.py.
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from broker.carrier.log import Log
+from broker.carrier.redis_log import RedisLog
+from broker.carrier.turns import Turns
+from broker.carrier.worker_lanes import WorkerLanes
+from broker.config.schema import Config, Kafka
+from broker.control.carrier_frames import CarrierAssignment
+from broker.control.machine import resident_bytes
+from broker.delivery.outbox import ANY, OutboundBudget
+from broker.log import Log as Lines
+from broker.net.collector import Collector
+from broker.net.dialling import Dialler
+from broker.net.log_lane import StreamLane
+from broker.net.loop import Loop
+from broker.net.reactor import Reactor
+from broker.store.logs.topics import LogError, TopicDescription
+from broker.store.redis.address import RedisAddress
+from broker.store.redis.pipeline import CommandPipeline
+from broker.worker_id import WorkerId
+
+NO_STALLS: Final = 3600.0  # seconds; there are no clients
+NO_CLIENT: Final = "kafka.hosts is set, but the client of Kafka is not installed: pip install 'weirmq[kafka]'."
+
+
+class CarrierUnusable(Exception):
+    """The text is one sentence for the user."""
+
+
+class Carrier:
+    def __init__(
+        self,
+        config: Config,
+        assignment: CarrierAssignment,
+        lines: Lines,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """CarrierUnusable."""
+        self.clock: Final = clock
+        self.reactor = Reactor(clock, input_budget=ANY)
+        self.kafka = config.kafka.hosts
+        self._lines = lines
+        name = f"weir-{assignment.node}-carrier"
+        self._connections = [] if self.kafka else [self._connection(assignment.redis, name) for _ in range(2)]
+        self.log: Log
+        if self.kafka:
+            self.log = _kafka_log(config.kafka, name, clock, self.reactor.call)
+        else:
+            commands, waits = self._connections
+            self.log = RedisLog(commands, waits, config.redis.prefix, f"{assignment.incarnation:016x}", clock)
+        self.turns = Turns(self.log, self._connections)
+        self.collector = Collector()
+        self.loop = Loop(self.reactor, self.turns, self.collector, OutboundBudget(ANY), stall_timeout=NO_STALLS)
+
+    def start(self, tried: Callable[[str], None]) -> None:
+        """Start; *tried* is told one sentence on why the log cannot be used, or "": it can."""
+        self._try_log(tried)  # first: each attempt to connect to a Kafka that is away takes five seconds
+        for connection in self._connections:
+            connection.start(self.clock())
+        self.log.start()
+
+    def stop(self) -> None:
+        self.log.stop()
+        self.loop.shut_down()
+
+    def _try_log(self, then: Callable[[str], None]) -> None:
+        def made(error: LogError | None) -> None:
+            if error is None:
+                then("")
+            elif self.kafka:
+                then(f"Kafka at {', '.join(self.kafka)} cannot be used: {error}.")
+            else:
+                then(f"Redis cannot be used for logs: {error}.")
+
+        def found(description: TopicDescription | None, error: LogError | None) -> None:
+            made(error)
+
+        if self.kafka:
+            from broker.carrier.kafka_admin import WAKE, WAKE_PROPERTIES
+
+            self.log.create(WAKE.topic, WAKE_PROPERTIES, made)  # so Weir may make topics
+        else:
+            self.log.describe("weir", found)
+
+    def join(self, worker: WorkerId, data: socket.socket, control: socket.socket) -> None:
+        """*worker* is at the other ends of *data* and *control*, which do not block."""
+        lanes = WorkerLanes(str(worker), self.log, self.turns.full, self._lines)
+        name = f"worker {worker.shard}"
+        data_lane, control_lane = (StreamLane(self.reactor, sock, name, lanes) for sock in (data, control))
+        lanes.connect(data_lane, control_lane)
+        self.turns.join(lanes)
+        self.reactor.wake()
+
+    def move_redis(self, address: RedisAddress) -> None:
+        for connection in self._connections:
+            connection.move(address, self.clock())
+
+    def report(self) -> dict[str, Any]:
+        """For `weir status`."""
+        statistics, workers = self.log.statistics(), self.turns.workers
+        return {
+            "workers": len(workers),
+            "readings": sum(worker.readings() for worker in workers),
+            "waiting": statistics.waiting,
+            "waiting_bytes": statistics.waiting_bytes,
+            "stored": statistics.stored,
+            "stored_records": statistics.stored_records,
+            "resent": statistics.resent,
+            "read": statistics.read,
+            "repeated": statistics.repeated,
+            "damaged": statistics.damaged,
+            "failing": self.turns.failing(),
+            "resident_bytes": resident_bytes(),
+        }
+
+    def _connection(self, redis: RedisAddress, name: str) -> CommandPipeline:
+        return CommandPipeline(Dialler(self.reactor, self._failed), redis, name, self._lines)
+
+    def _failed(self, error: Exception) -> None:
+        self._lines.warning("internal_error", exc_info=error)
+
+
+def _kafka_log(
+    kafka: Kafka, name: str, clock: Callable[[], float], deliver: Callable[[Callable[[], None]], None]
+) -> Log:
+    """CarrierUnusable."""
+    try:
+        from broker.carrier.kafka_log import KafkaLog
+    except ModuleNotFoundError:
+        raise CarrierUnusable(NO_CLIENT) from None
+    options: dict[str, Any] = {"bootstrap_servers": [*kafka.hosts], "client_id": name, **dict(kafka.options)}
+    if kafka.password_file:
+        try:
+            options["sasl_plain_password"] = Path(kafka.password_file).read_text().strip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise CarrierUnusable(f"Cannot read kafka.password_file = {kafka.password_file}: {why}.") from None
+    return KafkaLog(options, clock, deliver)

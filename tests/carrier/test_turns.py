@@ -1,0 +1,97 @@
+# The turns of the carrier: when the log is flushed and ticked, and when workers are told its status.
+from broker.carrier.appends import MOST_BYTES
+from broker.carrier.turns import STATUS, TICK, Turns
+from broker.store.logs import frames
+from broker.store.logs.topics import Partition
+from tests.carrier.test_worker_lanes import PaperLog, Worker
+
+
+class Connection:
+    def __init__(self) -> None:
+        self.due = 1e9
+        self.ticks = 0
+
+    def tick(self, now: float) -> float:
+        self.ticks += 1
+        return self.due
+
+
+def statuses(worker: Worker) -> list[tuple[int, list[tuple[str, int, str]]]]:
+    """Bytes that wait, and what fails, as told since the last call."""
+    found = []
+    for kind, body in worker.control.frames():
+        if kind == frames.STATUS:
+            status = frames.read_status(body, 0, len(body))
+            found.append((status.waiting_bytes, status.named))
+    return found
+
+
+def test_a_turn_sends_what_was_appended_and_confirms_what_was_stored() -> None:
+    """Packs would wait for the next tick: milliseconds for each publish."""
+    log = PaperLog()
+    worker = Worker(log)
+    turns = Turns(log, [])
+    turns.join(worker.lanes)
+    worker.append(1)
+    log.done[0](5, None)
+    worker.control.frames()
+    assert not turns.work(0.0)
+
+    assert 1 == log.flushes
+    assert [frames.STORED] == [kind for kind, _ in worker.control.frames()]
+
+
+def test_the_log_has_its_ticks() -> None:
+    """What failed would never be sent again; or a thousand readings be looked at in each turn."""
+    log, connection = PaperLog(), Connection()
+    turns = Turns(log, [connection])
+    assert 10.0 + TICK == turns.tick(10.0)
+    connection.due = 10.01
+    assert 10.01 == turns.tick(10.0 + TICK / 2)
+    turns.tick(10.0 + TICK)
+
+    assert [10.0, 10.0 + TICK] == log.ticks
+    assert 3 == connection.ticks
+
+
+def test_workers_are_told_each_second_and_at_once_when_something_fails() -> None:
+    """`weir why` would name what failed an hour ago, or nothing."""
+    log = PaperLog()
+    worker, gone = Worker(log), Worker(log)
+    turns = Turns(log, [])
+    for one in (worker, gone):
+        turns.join(one.lanes)
+    gone.lanes.close()
+    log.statistics().waiting_bytes = 7
+    turns.tick(10.0)
+    assert [(7, [])] == statuses(worker)
+    assert [worker.lanes] == turns.workers
+    turns.tick(10.1)
+    assert [] == statuses(worker)
+    log.statistics().failing[Partition("t", 2)] = "it has no leader"
+    turns.tick(10.2)
+    assert [(7, [("t", 2, "it has no leader")])] == statuses(worker)
+    turns.tick(10.3)
+    assert [] == statuses(worker)
+    turns.tick(10.2 + STATUS)
+
+    assert [(7, [("t", 2, "it has no leader")])] == statuses(worker)
+    assert [("t", 2, "it has no leader")] == turns.failing()
+
+
+def test_a_turn_lets_workers_go_on_when_the_log_has_room() -> None:
+    """Workers whose packs had to wait would wait for ever."""
+    log = PaperLog()
+    turns = Turns(log, [])
+    worker = Worker(log, full=turns.full)
+    turns.join(worker.lanes)
+    log.full = True
+    log.statistics().waiting = 1
+    log.statistics().waiting_bytes = MOST_BYTES
+    assert not worker.append(1)
+    turns.work(0.0)
+    assert worker.data.paused
+    log.statistics().waiting_bytes = 0
+    turns.work(0.0)
+
+    assert not worker.data.paused
