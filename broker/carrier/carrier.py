@@ -69,7 +69,7 @@ class Carrier:
         self.loop.shut_down()
 
     def _try_log(self, then: Callable[[str], None]) -> None:
-        def made(error: LogError | None) -> None:
+        def found(description: TopicDescription | None, error: LogError | None) -> None:
             if error is None:
                 then("")
             elif self.kafka:
@@ -77,15 +77,7 @@ class Carrier:
             else:
                 then(f"Redis cannot be used for logs: {error}.")
 
-        def found(description: TopicDescription | None, error: LogError | None) -> None:
-            made(error)
-
-        if self.kafka:
-            from broker.carrier.kafka_admin import WAKE, WAKE_PROPERTIES
-
-            self.log.create(WAKE.topic, WAKE_PROPERTIES, made)  # so Weir may make topics
-        else:
-            self.log.describe("weir", found)
+        self.log.describe("weir", found)
 
     def join(self, worker: WorkerId, data: socket.socket, control: socket.socket) -> None:
         """*worker* is at the other ends of *data* and *control*, which do not block."""

@@ -162,7 +162,7 @@ def worker(log: PaperLog) -> Worker:
 
 def give(reading: Reading, *bodies: bytes) -> list[int]:
     """What the log has next for *reading*, each in a record; the sizes that they count as."""
-    offset = reading.wanted
+    offset = reading.position.offset
     packs = [Pack(5, offset + 1 + at, body) for at, body in enumerate(bodies)]
     reading.take([(offset + at, encode([pack])) for at, pack in enumerate(packs)])
     return [frames.size_of(Record(0, [pack])) for pack in packs]
@@ -274,7 +274,7 @@ def test_records_go_to_the_worker_without_what_it_has_read(worker: Worker) -> No
     position = Position()
     position.take(0, [Pack(5, 3, b"")])
     reading = worker.read(position=position)
-    assert 1 == reading.wanted
+    assert 1 == reading.position.offset
     packs = [Pack(5, 3, b"again"), Pack(5, 4, b"new")]
     reading.take([(1, encode(packs)), (2, encode(packs))])
 
