@@ -14,13 +14,13 @@ import pytest
 from broker.config.schema import Kafka
 from tests.carrier.conftest import UNCLOSED
 from tests.carrier.processes import RunningCarrier, RunningWorker, Stage, named, numbers
-from tests.kafka_servers import kafka, kafka_of_the_run, topic_name
+from tests.kafka_servers import kafka, topic_name
 from tests.redis_servers import SERVERS, RunningRedis
 from tests.system import node
 from tests.system.nodes import Node, StartNode, lives, stop
 from tests.system.processes import PATIENCE, free_port, packages, refused_start
 
-__all__ = ["kafka", "kafka_of_the_run"]  # fixtures
+__all__ = ["kafka"]  # a fixture
 
 pytestmark = pytest.mark.weir_only("a matter of Weir's processes")
 
