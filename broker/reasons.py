@@ -125,6 +125,12 @@ class DropReason(Enum):
     TOO_LARGE = ("too_large", "messages are larger than the client's maximum packet size")  # [MQTT-3.1.2-25]
     PURGED = ("purged", "an administrator removed messages from the queue of the session")
     SESSION_ENDED = ("session_ended", "messages were queued when the session ended")
+    RETENTION_EXPIRED = (
+        "retention_expired",
+        "records in the log of the client were deleted, as their retention was over",
+    )
+    LOG_DAMAGED = ("log_damaged", "records in the log of the client could not be decoded")
+    LOG_REFUSED = ("log_refused", "the log of the client did not take the messages")
     NO_SHARED_MEMBER = ("no_shared_member", "no member of a shared subscription could take the message")
     NOT_AUTHORIZED = ("not_authorized", "the client may not publish to the topic")
     MAY_NOT_READ = ("may_not_read", "the client may no longer read the topics of queued messages")

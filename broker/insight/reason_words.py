@@ -119,6 +119,9 @@ ADVICE: Final[dict[Reason, str]] = {
     DropReason.EXPIRED: "The publisher sets the expiry of a message; limits.queue_ttl is the longest.",
     DropReason.TOO_LARGE: "The client sets its maximum packet size in its CONNECT.",
     DropReason.SESSION_ENDED: "A longer session expiry keeps queued messages.",
+    DropReason.RETENTION_EXPIRED: "Raise the retention of its topic, in time or bytes. Each count is a record.",
+    DropReason.LOG_DAMAGED: "Another program wrote to its topic, or a disk is damaged. Each count is a record.",
+    DropReason.LOG_REFUSED: "The most common cause is max.message.bytes of its topic. `weir logs` shows the error.",
     DropReason.PURGED: "The audit log says who used `weir queue purge`.",
     DropReason.NO_SHARED_MEMBER: (
         "Add members or faster ones, or give members sessions that outlive their connections and QoS 1 or 2."

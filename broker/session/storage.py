@@ -1,6 +1,5 @@
 # Where a durable session is stored, beside its messages: the port. store/durable/record.py stores in Redis.
 from collections.abc import Callable
-from typing import Final
 
 from broker.delivery.completion import Completion
 from broker.overload.gate import Gate
@@ -14,7 +13,8 @@ from broker.session.will import Will
 class SessionStorage:
     def __init__(self, gate: Gate) -> None:
         """*gate*: publishes of QoS 1 and 2 for the session have to pass it."""
-        self.gate: Final = gate
+        self.gate = gate
+        self.application = False  # the client is of the kind APPLICATION: its messages wait in a log
 
     def open_queue(self, holder: Holder, most_bytes: int, connected: bool) -> MessageQueue:
         """The queue of the session, which is made if there is none: for its first message of QoS 1 or 2.

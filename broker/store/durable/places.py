@@ -68,6 +68,13 @@ class QueuePlaces(MessageQueue):
         self.leaves = False  # the session has ended, and the messages are to return to their groups: returned.py
         self.sent_bytes = 0  # of messages that were in flight then
 
+    def restore_log(self, saved: bytes) -> None:
+        """Go on with *saved*, which another worker has stored of the log of the session; b"": nothing.
+
+        To be called after `restore()`. ValueError: it cannot be read. Here nothing is done: the session has no log, or
+        this worker has none, and what is stored of it stays.
+        """
+
     def waiting_in_memory(self) -> tuple[list[StoredMessage], list[StoredMessage]]:
         """The messages that wait in memory, in order: those ahead of the packs that are unread, and those behind."""
         behind = [StoredMessage(each, message) for each, message in self._new.items() if each > self._ready_to]

@@ -10,6 +10,7 @@ import msgpack
 from hiredis import ReplyError
 
 from broker.delivery.completion import Completion
+from broker.overload.gate import Gate
 from broker.routing.interest import DEADLINE
 from broker.session.message import Message
 from broker.session.queue import Holder, MessageQueue
@@ -49,8 +50,15 @@ class QueueMaker(Protocol):
         """
         ...
 
-    def make_queue(self, keys: SessionKeys, client: bytes) -> DurableQueue:
-        """A queue for the session of *client*, of which nothing is stored yet; see `restore()`."""
+    def make_queue(self, keys: SessionKeys, client: bytes, application: bool = False) -> DurableQueue:
+        """A queue for the session of *client*, of which nothing is stored yet; see `restore()`.
+
+        *application*: the messages of the session wait in a log.
+        """
+        ...
+
+    def log_gate(self) -> Gate | None:
+        """The gate of publishes for sessions whose messages wait in a log; None: there is no log."""
         ...
 
     def left(self, keys: SessionKeys, client: bytes, queue: DurableQueue, groups: list[bytes]) -> None:
@@ -91,6 +99,19 @@ class SessionRecord(SessionStorage, Writer):
         self._given = False  # to that worker, or removed: nothing is written any more
         self._giving = False  # what is under way gives it
         self._leaves = False  # its messages return to groups: it is removed behind the writes for that
+
+    def become_application(self) -> None:
+        """The session is one of an APPLICATION client. To be called before it has messages, or its queue a holder."""
+        if self.application:
+            return
+        self.application = True
+        gate = self._queues.log_gate()
+        if gate is None:  # without a log it is served as others, and what its log has stays there
+            return
+        self.gate = gate
+        expected, self._queue = self._queue, None
+        if expected is not None:
+            self.queue().expect()
 
     def restore(self, stored: StoredSession) -> None:
         """Go on with a record that was read as *stored*."""
@@ -135,7 +156,7 @@ class SessionRecord(SessionStorage, Writer):
         """The queue of the session, which is made if there is none."""
         queue = self._queue
         if queue is None:
-            queue = self._queue = self._queues.make_queue(self._keys, self._client)
+            queue = self._queue = self._queues.make_queue(self._keys, self._client, self.application)
             queue.of_member = self._groups is not None
         return queue
 
@@ -188,7 +209,8 @@ class SessionRecord(SessionStorage, Writer):
         self._left = not connected
 
     def store_index(self, value: bytes) -> None:
-        wanted = READ if self._has_will or (self._groups is not None and self._groups.current) else value
+        unread = not (self._has_will or self.application or (self._groups is not None and self._groups.current))
+        wanted = value if unread else READ
         if self._index != wanted:
             self._index_as(wanted)
 

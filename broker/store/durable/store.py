@@ -6,8 +6,10 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from typing import Any, Final, Protocol, cast
 
+from broker.overload.gate import Gate
 from broker.reasons import StoreFailure
 from broker.routing.hybrid_clock import HybridClock
 from broker.routing.retained import Retained
@@ -21,6 +23,8 @@ from broker.store.durable.adoption import (
     restore,
     set_aside,
 )
+from broker.store.durable.application_logs import ApplicationLogs, LogSettings
+from broker.store.durable.application_queue import ApplicationQueue
 from broker.store.durable.cold_reads import ColdReads
 from broker.store.durable.dropped_queues import DroppedQueues
 from broker.store.durable.group_commit import PAUSE, GroupCommit
@@ -36,6 +40,7 @@ from broker.store.durable.retained_load import RetainedLoad
 from broker.store.durable.shared_bodies import ReadBodies
 from broker.store.durable.stored_session import DamagedRecord, StoredSession, read_subscriptions
 from broker.store.durable.sweeper import Sweeper
+from broker.store.logs.port import LogLink
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import READY, packed
 from broker.store.redis.keys import SLICES, Keys, SessionKeys
@@ -103,6 +108,7 @@ class DurableStore(OnReady):
         self.retained: RetainedStore | None = None
         self.retained_load: RetainedLoad | None = None
         self.return_taker: ReturnTaker | None = None
+        self.logs: ApplicationLogs | None = None
         self._worker = worker
         self.workers: Final = workers  # of the node
         commands.on_ready(self)
@@ -112,6 +118,13 @@ class DurableStore(OnReady):
         keys, commit = self._keys, self.commit
         self.retained = RetainedStore(retained, stamps, commit, keys, self._worker, self.workers, most_bytes)
         self.retained_load = RetainedLoad(self._commands, keys, retained, stamps, self._wall)
+
+    def keep_logs(self, link: LogLink, gate: Gate, settings: LogSettings) -> None:
+        """Have the messages of APPLICATION sessions wait in logs, by *link*. To be called before `serve()`.
+
+        *gate*: of publishes for such sessions, which is that of the link.
+        """
+        self.logs = ApplicationLogs(link, gate, settings, self._wall)
 
     def serve(self, owner: SessionOwner, now: float) -> None:
         """Give *owner* the sessions of this shard, whose former workers have ended; then tell it what concerns them."""
@@ -156,13 +169,17 @@ class DurableStore(OnReady):
         if self.commit.replication is not None:
             self.commit.replication.commands.move(address, now)
 
-    def begin(self, client: bytes) -> SessionRecord:
+    def begin(self, client: bytes, application: bool = False) -> SessionRecord:
         """What stores the session of *client*, of which nothing is stored yet; see `restore()`.
 
         *client* may be the name of a list of messages that wait for a shared subscription (shared_lists.py).
+        *application*: the client is of that kind; its session has a queue from the beginning.
         """
         keys = self._slices[zlib.crc32(client) % SLICES]
-        return SessionRecord(keys, client, self.commit, self)
+        record = SessionRecord(keys, client, self.commit, self)
+        if application:
+            record.become_application()
+        return record
 
     def giving(self, keys: SessionKeys, client: bytes, taker: bytes) -> Words:
         theirs = keys.of(taker)
@@ -170,9 +187,14 @@ class DurableStore(OnReady):
         words: Words = ("give", client, keys.records, keys.queues, keys.released)
         return (GIVE, *names, *words, theirs.records, theirs.queues, theirs.released, b"%.6f" % self._wall())
 
-    def make_queue(self, keys: SessionKeys, client: bytes) -> DurableQueue:
+    def make_queue(self, keys: SessionKeys, client: bytes, application: bool = False) -> DurableQueue:
+        if application and self.logs is not None:
+            return ApplicationQueue(keys, client, self._budget, self.commit, self, self.expiry, self.logs)
         kind = GroupQueue if is_group(client) else DurableQueue
         return kind(keys, client, self._budget, self.commit, self, self.expiry)
+
+    def log_gate(self) -> Gate | None:
+        return None if self.logs is None else self.logs.gate
 
     def left(self, keys: SessionKeys, client: bytes, queue: DurableQueue, groups: list[bytes]) -> None:
         if self.return_taker is None:
@@ -180,9 +202,12 @@ class DurableStore(OnReady):
         else:
             self.return_taker.take(keys, client, queue, groups)
 
-    def expect(self, client: bytes) -> tuple[SessionRecord, DurableQueue]:
-        """What stores the session of *client*, which another worker has still. `take()` follows, or its end."""
-        self._expected[client] = record = self.begin(client)
+    def expect(self, client: bytes, application: bool = False) -> tuple[SessionRecord, DurableQueue]:
+        """What stores the session of *client*, which another worker has still. `take()` follows, or its end.
+
+        *application*: that worker says so; else `take()` finds it out, and the session must not have the queue before.
+        """
+        self._expected[client] = record = self.begin(client, application)
         queue = record.queue()
         queue.expect()
         return record, queue
@@ -239,6 +264,8 @@ class DurableStore(OnReady):
         due = min(self.adoption.tick(now), self._sweeper.tick(now, self._commands.state == READY))
         if self.retained is not None and self.retained_load is not None:
             due = min(due, self.retained.tick(now), self.retained_load.tick(now))
+        if self.logs is not None:
+            due = min(due, self.logs.tick(now))
         due = min(due, self._dropped.tick(now))
         due = min(due, self.commit.tick(now))
         replication = self.commit.replication
@@ -253,11 +280,14 @@ class DurableStore(OnReady):
 
     def may_send(self) -> bool:
         """Whether `send()` has something to do, or will have."""
+        if self.logs is not None and self.logs.has_work():
+            return True
         return self.commit.may_begin() or bool(self._pages or self._reads)
 
     def send(self, now: float) -> float:
         """Send a transaction, if one is due, and what is to be read; return when the next transaction will be due."""
-        due = self.commit.tick(now)
+        due = inf if self.logs is None else self.logs.tick(now)
+        due = min(due, self.commit.tick(now))
         if (self._pages or self._reads) and now >= self._reads_at:
             self._send_reads(now)
         return due

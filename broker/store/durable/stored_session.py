@@ -4,6 +4,7 @@
 #   field "\0"    LEFT: Unix time in seconds at which its client left; there is none while the client is connected
 #   field "\0will"  the will: msgpack of its fields and its token, see session/transfer/entries.py
 #   field "\0gap"   messages that its client lost and was not told of, see session/gap.py; none, if there are none
+#   field "\0log"   of an APPLICATION session: how far its log was passed on, see application_queue.py
 #   fields "\0i...", "\0n", "\0o...": see tokens.py
 #   field FILTER  a subscription under its filter, with `$share/` if it is shared: options, and the subscription
 #                 identifier as an encoded property
@@ -34,6 +35,7 @@ HEAD: Final = b""
 LEFT: Final = b"\0"
 WILL: Final = b"\0will"
 GAP: Final = b"\0gap"
+LOG: Final = b"\0log"
 OPTIONS: Final = QOS | NO_LOCAL | RETAIN_AS_PUBLISHED
 
 
@@ -51,6 +53,7 @@ class StoredSession:
         user: str | None,
         will: Will | None,
         gap: bytes,
+        log: bytes,
         tokens: StoredTokens,
         subscriptions: dict[bytes, bytes],
     ) -> None:
@@ -59,6 +62,7 @@ class StoredSession:
         self.user = user
         self.will = will
         self.gap = gap
+        self.log = log  # b"": it is none of an APPLICATION client
         self.owed: OwedGap = unpack(gap)
         self.tokens = tokens
         self._subscriptions = subscriptions
@@ -69,7 +73,7 @@ class StoredSession:
 
     def index_value(self) -> bytes:
         """What an index says of it; see index.py."""
-        if self.will is not None or self.groups() or len(self._subscriptions) > SUBSCRIPTIONS:
+        if self.will is not None or self.log or self.groups() or len(self._subscriptions) > SUBSCRIPTIONS:
             return READ
         wanted = [key for key, value in self._subscriptions.items() if value[0] & QOS]
         return index_value(self.left + self.expiry, wanted)
@@ -83,7 +87,7 @@ def read_record(fields: list[bytes]) -> StoredSession:
     """The record of a session without a client, in the reply to HGETALL. DamagedRecord: it is none."""
     values = dict(zip(fields[::2], fields[1::2], strict=True))
     head, left, will = values.pop(HEAD, None), values.pop(LEFT, None), values.pop(WILL, None)
-    gap = values.pop(GAP, b"")
+    gap, log = values.pop(GAP, b""), values.pop(LOG, b"")
     if head is None or left is None:
         raise DamagedRecord("the record has no head, or not the time at which its client left")
     try:
@@ -99,7 +103,7 @@ def read_record(fields: list[bytes]) -> StoredSession:
         _check_subscription(filter, value)
     last_will = None if will is None else _read_will(will)
     try:
-        return StoredSession(expiry, left_at, user_name, last_will, gap, tokens, values)
+        return StoredSession(expiry, left_at, user_name, last_will, gap, log, tokens, values)
     except ValueError as error:
         raise DamagedRecord("the gap in the record cannot be read") from error
 

@@ -273,6 +273,11 @@ class TakenNumbers:
         """Numbers come in order, as all that were on their way to another worker have come."""
         self._late = False
 
+    def expect_late(self) -> None:
+        """Numbers may come behind greater ones from now on, of each origin anew."""
+        self._late = True
+        self._opened = {}
+
     def _forget_oldest(self) -> None:
         while len(self._wills) > ORIGINS:
             oldest = next(iter(self._wills))

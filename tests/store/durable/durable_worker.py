@@ -12,6 +12,7 @@ from broker.session.message import NEVER, RELEASED, Message
 from broker.session.queue import MessageBudget
 from broker.session.session import Session
 from broker.store.durable.adoption import AdoptedSession
+from broker.store.durable.application_logs import LogSettings
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.record import SessionRecord
@@ -25,6 +26,7 @@ from broker.store.redis.pipeline import CommandPipeline
 from broker.worker_id import WorkerId
 from tests.session.receiver import PLENTY, Receiver, message
 from tests.store.durable.model import ModelRedis, ModelReplica
+from tests.store.durable.model_log import ModelLink, ModelLog
 from tests.store.loop import Lines
 
 CLIENT: Final = b"client"
@@ -85,7 +87,8 @@ def receiver_of(record: SessionRecord, client: str, budget: MessageBudget, queue
     """The session of *client*, which is stored by *record*; as for `OneSession`."""
     receiver = Receiver(expiry=EXPIRY)
     limits = SessionLimits(inflight=65535, pending=9, queue=queue, queue_bytes=PLENTY, budget=budget)
-    session = receiver.session = Session(client, limits, receiver.counters, record.present_queue())
+    present = record.queue() if record.application else record.present_queue()
+    session = receiver.session = Session(client, limits, receiver.counters, present)
     session.storage = record
     session.expiry = EXPIRY
     session.limit(limits)
@@ -96,8 +99,10 @@ def receiver_of(record: SessionRecord, client: str, budget: MessageBudget, queue
 class OneSession:
     """A `SessionOwner` of one session, that of CLIENT: the stored one, or a new one."""
 
-    def __init__(self, store: DurableStore, budget: MessageBudget, queue: int = PLENTY) -> None:
-        """*queue*: how many messages may wait."""
+    def __init__(
+        self, store: DurableStore, budget: MessageBudget, queue: int = PLENTY, application: bool = False
+    ) -> None:
+        """*queue*: how many messages may wait. *application*: a new session is one of an APPLICATION client."""
         self.damage: dict[str, str] = {}  # why what is stored of a client is damaged
         self.client = Receiver()
         self.ready = False
@@ -105,6 +110,7 @@ class OneSession:
         self._store = store
         self._budget = budget
         self._most = queue
+        self._application = application
 
     def has(self, client_id: str) -> bool:
         return False
@@ -115,7 +121,7 @@ class OneSession:
 
     def adopted(self, now: float) -> None:
         found = self.found
-        self._serve(self._store.begin(CLIENT) if found is None else found.record)
+        self._serve(self._store.begin(CLIENT, self._application) if found is None else found.record)
         if found is None:
             self.record.store_head(EXPIRY, None, True)
         else:
@@ -124,7 +130,7 @@ class OneSession:
 
     def expect(self) -> None:
         """The session comes from another worker: `take()` follows."""
-        self._serve(self._store.expect(CLIENT)[0])
+        self._serve(self._store.expect(CLIENT, self._application)[0])
 
     def take(self, former: bytes, state: bytes, now: float) -> None:
         """See `DurableStore.take()`."""
@@ -168,10 +174,13 @@ class DurableWorker:
         expects: bool = False,
         ttl: float = WEEK,
         replica: ModelReplica | None = None,
+        log: ModelLog | None = None,
+        passed: int = 200,
     ) -> None:
         """*queue*: how many messages may wait; *ttl*: for how many seconds.
 
-        *expects*: the session comes later, from a worker that lives. *replica*: has to have what is stored.
+        *expects*: the session comes later, from a worker that lives. *replica*: has to have what is stored. *log*: the
+        session is one of an APPLICATION client, whose messages wait there; *passed*: those that are passed on at once.
         """
         self.redis = redis
         self.now = now
@@ -191,7 +200,10 @@ class DurableWorker:
             self.commands, number, self.budget, lambda: self.now + self.jump, ttl, replication=replication
         )
         self.store.commit.fenced = lambda clients, now: self.fenced.extend(clients)
-        self.owner = OneSession(self.store, self.budget, queue)
+        self.owner = OneSession(self.store, self.budget, queue, log is not None)
+        self.link = ModelLink(log or ModelLog(), number)
+        if log is not None:
+            self.store.keep_logs(self.link, Gate(Overload(), "log", 2, 0.0), LogSettings(most=passed))
         self.store.start(now)
         if expects:
             redis.server.keep(KEYS.commit_number(incarnation(number)), b"0")
@@ -223,11 +235,20 @@ class DurableWorker:
         self.store.tick(self.now)
 
     def turn(self, seconds: float = HOLD) -> None:
-        """Redis executes and answers everything, and some time passes."""
+        """Redis and the log execute and answer everything, and some time passes."""
         for redis in self.connections:
             redis.execute()
             redis.answer(self.now)
+        self.log_turn()
         self.tick(seconds)
+
+    def log_turn(self) -> None:
+        """The log stores, tells and gives everything."""
+        link = self.link
+        link.answer()
+        link.store()
+        link.tell(self.now)
+        link.give(self.now)
 
     def pass_time(self, seconds: float) -> None:
         """Have *seconds* pass, in turns of a second, and settle."""
@@ -248,11 +269,12 @@ class DurableWorker:
 
     def settle(self) -> None:
         """Take turns until everything is stored, and nothing is under way."""
-        self.until(lambda: self.store.commit.idle() and not self.busy())
+        self.until(lambda: self.store.commit.idle() and not self.busy() and self.link.idle())
 
     def busy(self) -> bool:
-        """Whether a command or a reply is under way."""
-        return any(redis.busy() for redis in self.connections)
+        """Whether a command or a reply is under way, or something is to be appended to the log."""
+        logs = self.store.logs
+        return any(redis.busy() for redis in self.connections) or (logs is not None and logs.has_work())
 
     def connect(self, window: int = 65535) -> None:
         self.owner.record.store_head(EXPIRY, None, True)

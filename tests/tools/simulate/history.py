@@ -13,6 +13,8 @@ WEIGHTS: Final = {
     "read": 18,
     "turn": 14,
     "redis": 16,
+    "log": 8,
+    "end carrier": 1,
     "wait": 8,
     "rest": 4,
     "come": 6,

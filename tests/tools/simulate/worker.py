@@ -22,6 +22,7 @@ from broker.session.queue import MessageBudget
 from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.adoption import AdoptedSession
+from broker.store.durable.application_logs import LogSettings
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.group_queue import is_pending_will
 from broker.store.durable.index import READ, index_value
@@ -35,6 +36,7 @@ from broker.store.redis.pipeline import CommandPipeline
 from broker.worker_id import WorkerId
 from tests.session.receiver import PLENTY
 from tests.store.durable.model import ModelRedis
+from tests.store.durable.model_log import ModelLink
 from tests.tools.faults.durable.history import NO_SUBSCRIBERS
 from tests.tools.simulate.link import Crossed, Given, Lane, Link, Mark, Outgoing
 from tests.tools.simulate.wills import SimWills, will_of
@@ -136,6 +138,9 @@ class SimWorker:
             commands, commit, KEYS, me, world.shards, self.budget, world.wall, world.ttl, lambda when: None
         )
         commit.fenced = self.taken
+        self.link = ModelLink(world.log, number)
+        if world.applications:
+            self.store.keep_logs(self.link, Gate(OVERLOAD, "log", 2, 0.0), LogSettings(most=world.passed))
         self.wills = SimWills(world, self)
         commands.start(world.now)
         self.store.serve(self, world.now)
@@ -163,6 +168,13 @@ class SimWorker:
             for _ in range(min(most, len(lane.items))):
                 self._take(lane.take())
 
+    def hear_log(self, most: int = MANY) -> None:
+        """Take up to *most* of each that the log has to tell."""
+        link, now = self.link, self._world.now
+        link.answer(most)
+        link.tell(now, most)
+        link.give(now, most)
+
     def tick(self) -> None:
         self._warm()
         due = self.wills.tick() if self.ready else float("inf")
@@ -173,6 +185,9 @@ class SimWorker:
         if self.confirmed or any(lane.items for lane in self.lanes.values()) or not self.ready:
             return False
         if self.cold or not self.store.adoption.finished():
+            return False
+        logs = self.store.logs
+        if not self.link.idle() or (logs is not None and logs.has_work()):
             return False
         return self.store.commit.idle() and not self.store.waits() and not self.wire.busy() and self.wills.idle()
 
@@ -402,8 +417,10 @@ class SimWorker:
 
     def begin(self, client: str) -> Session:
         """A new one."""
-        session = Session(client, self._limits, self.counters)
-        session.storage = self.store.begin(client.encode())
+        record = self.store.begin(client.encode(), client in self._world.applications)
+        queue = record.queue() if record.application else None
+        session = Session(client, self._limits, self.counters, queue)
+        session.storage = record
         return self._keep(session)
 
     def _keep(self, session: Session) -> Session:
@@ -413,7 +430,7 @@ class SimWorker:
 
     def expect(self, client: str, incoming: Callable[[Session], None]) -> Session:
         """One that another worker has still; *incoming* says what it knows of the publishes of its client."""
-        record, queue = self.store.expect(client.encode())
+        record, queue = self.store.expect(client.encode(), client in self._world.applications)
         session = Session(client, self._limits, self.counters, queue)
         session.storage = record
         session.expiry = EXPIRY

@@ -16,6 +16,7 @@ from broker.store.durable.index import READ, deadline_of
 from broker.store.durable.pack import PACK, PACKET_IDS
 from broker.store.durable.stored_session import DamagedRecord, read_record
 from tests.store.durable.model import ModelServer
+from tests.store.durable.model_log import ModelLog
 from tests.tools.faults.durable.checker import LOST, PACKET_ID_REUSED, REORDERED, Checker, Violation
 from tests.tools.faults.durable.history import Died, Event, Message, matches
 from tests.tools.simulate.chance import Chance
@@ -27,6 +28,7 @@ from tests.tools.simulate.worker import KEYS, NODE, Place, SimWorker
 WALL: Final = 1_800_000_000.0
 HOLD: Final = 0.002
 TOPICS: Final = ("a", "b")
+APPLICATIONS: Final = ((), (), ("s1",), ("s1", "s2"), ("s1", "s2", "p2"))
 QUIET: Final = 4000  # turns: everything comes to rest in some hundred
 STUCK: Final = "stuck"
 FEW: Final = 3  # messages of a pack
@@ -57,6 +59,9 @@ class World:
         self.power = chance.often(50)
         self.cold = Chance(number >> 100).often(50)  # sessions stay unread when they are adopted
         self.server = ModelServer(always=self.power, strict=False)
+        self.log = ModelLog()
+        self.applications = Chance(number >> 110).one_of(APPLICATIONS)  # clients whose messages wait in logs
+        self.passed = Chance(number >> 115).one_of([200, 3, 1])  # of each log at once
         self.workers: list[SimWorker] = []  # that live
         self.places: dict[str, Place] = {}
         self.moving: set[str] = set()  # clients whose sessions are on their way
@@ -265,8 +270,30 @@ class World:
             worker.take_lanes(chance.one_of([1, 100]))
         if chance.often(50):
             worker.wire.answer(self.now, chance.one_of([1, 3, 100]))
+        if self.applications and chance.often(50):
+            worker.hear_log(chance.one_of([1, 100]))
         worker.serve()
         worker.tick()
+
+    def _log(self, chance: Chance) -> None:
+        """The log stores some packs, and tells some workers."""
+        if not self.workers:
+            return
+        worker = chance.one_of(self.workers)
+        worker.link.store(chance.one_of([1, 2, 100]), chance.one_of([1, 3]))
+        if chance.often(30):
+            self.log.store_late(chance.one_of([1, 100]))
+        if chance.often(60) and not worker.stopped:
+            worker.hear_log(chance.one_of([1, 100]))
+            worker.tick()
+
+    def _end_carrier(self, chance: Chance) -> None:
+        """The carrier ends, and the next one has all sent again that was not told to be stored."""
+        for worker in self.workers:
+            worker.link.store(chance.one_of([0, 1, 100]))
+            worker.link.restart()
+        if chance.often(50):
+            self.log.late.clear()
 
     def _redis(self, chance: Chance) -> None:
         """Redis takes some commands, and answers some."""
@@ -334,6 +361,8 @@ class World:
                 if left.left_by is worker.wire:
                     left.execute(chance.one_of([0, 3, 100]))
                     del self.server.former[number]
+        if self.applications:
+            worker.link.end(chance.one_of([0, 1, 100]), chance.one_of([0, 1, 100]))
         worker.wire.close()
         worker.dead = True
         self.workers.remove(worker)
@@ -396,11 +425,14 @@ class World:
         for worker in list(self.workers):
             if not self.server.down:
                 worker.wire.execute()
+            worker.link.store()
             if not worker.stopped:
                 worker.wire.answer(self.now)
+                worker.hear_log()
                 worker.take_lanes()
                 worker.serve()
                 worker.tick()
+        self.log.store_late(1)
         for left in list(self.server.former.values()):
             left.execute(2)  # a large transaction takes the server several rounds of its loop
         self._go_on()
@@ -589,6 +621,8 @@ STEPS: Final[dict[str, Callable[[World, Chance], None]]] = {
     "read": World._read,
     "turn": World._turn,
     "redis": World._redis,
+    "log": World._log,
+    "end carrier": World._end_carrier,
     "wait": World._wait,
     "rest": World._rest,
     "come": World._come,

@@ -1,0 +1,109 @@
+# The logs of the APPLICATION sessions of a worker: their topics, and what is appended at the end of a slice.
+#
+# The topic of a client has one partition. It is made when the session begins, and asked where its end is.
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import Final
+
+from broker.overload.gate import Gate
+from broker.store.durable.application_queue import ApplicationQueue, QueueLogs
+from broker.store.durable.log_feed import LogFeed
+from broker.store.logs.port import Appender, LogLink, LogReading
+from broker.store.logs.records import Position
+from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
+
+RETRY: Final = 5.0  # seconds until a topic is made, or looked for, again
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    most: int = 200  # messages that were passed on to a client and are not done
+    properties: TopicProperties = field(default_factory=TopicProperties)
+
+
+class ApplicationLogs(QueueLogs):
+    def __init__(self, link: LogLink, gate: Gate, settings: LogSettings, wall: Callable[[], float]) -> None:
+        """*gate*: of publishes for the sessions. *wall*: Unix time in seconds."""
+        self.gate: Final = gate
+        self.most = settings.most
+        self.troubles: dict[str, LogError] = {}  # topics that could not be made or found, and why
+        self.mirror: Callable[[str, int], None] = _nobody  # is told from which offset on something is not done
+        self._link = link
+        self._properties = settings.properties
+        self._wall = wall
+        self._due: dict[ApplicationQueue, None] = {}
+        self._asked: dict[str, ApplicationQueue] = {}  # by topic: who waits for the answer
+        self._again: dict[str, ApplicationQueue] = {}  # the same, for the next attempt
+        self._again_at = inf
+
+    def wall(self) -> float:
+        return self._wall()
+
+    def soon(self, queue: ApplicationQueue) -> None:
+        self._due[queue] = None
+
+    def has_work(self) -> bool:
+        """Whether `tick()` has something to do at once."""
+        return len(self._due) > 0
+
+    def tick(self, now: float) -> float:
+        """Append what was offered, and do what is due; when the next thing will be."""
+        if self._due:
+            due, self._due = self._due, {}
+            wall = self._wall()
+            for queue in due:
+                queue.hand_over(now, wall)
+                queue.go_on(now)
+        if self._again and self._again_at == inf:
+            self._again_at = now + RETRY
+        if now >= self._again_at:
+            again, self._again, self._again_at = self._again, {}, inf
+            for queue in again.values():
+                if not queue.ended:
+                    self.open(queue)
+        return now if self._due else self._again_at
+
+    # Topics.
+
+    def open(self, queue: ApplicationQueue) -> None:
+        topic = queue.topic
+        waits = topic in self._asked
+        self._asked[topic] = queue  # a queue that has waited before is that of a former session of the client
+        if not waits:
+            self._link.create(topic, self._properties, partial(self._created, topic))
+
+    def _created(self, topic: str, error: LogError | None) -> None:
+        if error is not None:
+            self._failed(topic, error)
+        else:
+            self._link.describe(topic, partial(self._described, topic))
+
+    def _described(self, topic: str, description: TopicDescription | None, error: LogError | None) -> None:
+        if error is not None:
+            self._failed(topic, error)
+        elif description is None:  # it was deleted meanwhile
+            self._link.create(topic, self._properties, partial(self._created, topic))
+        else:
+            self.troubles.pop(topic, None)
+            self._asked.pop(topic).opened(description.next[0])
+
+    def _failed(self, topic: str, error: LogError) -> None:
+        self.troubles[topic] = error
+        self._again[topic] = self._asked.pop(topic)
+
+    # Queues.
+
+    def append(self, queue: ApplicationQueue, body: bytes, appender: Appender, now: float) -> None:
+        self._link.append(queue.topic, 0, body, appender, now)
+
+    def read(self, queue: ApplicationQueue, position: Position, feed: LogFeed) -> LogReading:
+        return self._link.read(queue.topic, 0, position, feed)
+
+    def done(self, queue: ApplicationQueue, offset: int) -> None:
+        self.mirror(queue.topic, offset)
+
+
+def _nobody(topic: str, offset: int) -> None:
+    pass

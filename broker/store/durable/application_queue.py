@@ -1,0 +1,433 @@
+# The queue of an APPLICATION session: its messages wait in a log of its own, and a few of them in Redis.
+#
+#   offered   to be appended to the log at the end of the slice, in packs (log_pack.py)
+#   appended  under way; their publishers are answered when the log has them, whether the client is connected or not
+#   log       what is not passed on; read while the client is connected (log_feed.py)
+#   passed    on to the queue of a durable session, which this one is beside that (queue.py): at most `logs.most` at a
+#             time are not done. All that concerns the client is there: packet ids, PUBREC, what is sent again
+#
+# How far the log was passed on is a field of the session's record. It is stored in the transaction in which the
+# messages are that were passed on: so each message is passed on once, whatever ends in between. And a message is sent
+# when it is stored, of QoS 1 as well: so it has the same packet id after a crash. The road not taken is to send QoS 1
+# at once, as other durable queues do: what is sent again after a crash would come under other packet ids, and not as a
+# duplicate. Rejected, too: to store no messages here but their places in the log, from which packet ids would follow as
+# well. Each part of a durable queue, and each that looks into one, would then be there twice; Redis costs a message
+# half a microsecond.
+#
+# A QoS 2 publish that is sent again after a crash may be in the log twice, from two workers. It is passed on once, as
+# the queue remembers the tokens that it has taken (tokens.py): in the order of the log, not of what is offered.
+#
+# A session has an era (log_pack.py), and begins at the end of the log as it is then. Nothing is appended before both
+# are stored: a worker that follows, and draws another era, would take what is there for that of a former session.
+#
+# When a session ends, its topic stays. A worker cannot know that no other one has a new session of the client, which
+# has begun to append; what nobody reads is deleted by retention.
+import hashlib
+import os
+from struct import Struct
+from typing import Final, Protocol
+
+from hiredis import ReplyError
+
+from broker.delivery.completion import Completion
+from broker.reasons import DropReason
+from broker.session.expiry import ExpirySchedule
+from broker.session.message import Message
+from broker.session.queue import MessageBudget
+from broker.store.durable.group_commit import GroupCommit
+from broker.store.durable.log_feed import STEPS, LogFeed
+from broker.store.durable.log_pack import ERA, PACK, PACK_BYTES, LogMessage, encode_log_pack
+from broker.store.durable.pack import Pack
+from broker.store.durable.queue import DurableQueue, QueueReader
+from broker.store.durable.stored_session import LOG
+from broker.store.durable.tokens import TakenNumbers
+from broker.store.logs.port import Appender, LogReading
+from broker.store.logs.records import Position
+from broker.store.logs.topics import LogError
+from broker.store.redis.connection import packed
+from broker.store.redis.keys import SessionKeys
+
+FORM: Final = 1
+SAVED: Final = Struct(
+    ">BI8s"
+)  # FORM, messages of the record that were passed on, era; then the position, once it is known
+PREFIX: Final = "weir.msg.app."
+LONGEST: Final = 200  # characters of a client id in the name of a topic, which may have 249
+PASSED_BYTES: Final = 1024 * 1024  # of messages that wait in the queue; one more message may exceed it
+
+
+def topic_of(client: bytes) -> str:
+    """The topic of *client*: its client id, if that is of ASCII letters and digits, else a hash. No two share one."""
+    name = client.decode(errors="surrogateescape")
+    plain = name.isascii() and name.isalnum() and len(name) <= LONGEST
+    return PREFIX + (name if plain else "sha256-" + hashlib.sha256(client).hexdigest())
+
+
+class QueueLogs(Protocol):
+    """Works with the log for queues."""
+
+    most: int  # messages of a queue that were passed on and are not done
+
+    def wall(self) -> float:
+        """Unix time in seconds."""
+        ...
+
+    def soon(self, queue: "ApplicationQueue") -> None:
+        """Call `hand_over()`, then `go_on()`, of *queue* at the end of the slice."""
+        ...
+
+    def open(self, queue: "ApplicationQueue") -> None:
+        """Have the log of *queue* made if there is none; `opened()` follows, as soon as that can be."""
+        ...
+
+    def append(self, queue: "ApplicationQueue", body: bytes, appender: Appender, now: float) -> None: ...
+
+    def read(self, queue: "ApplicationQueue", position: Position, feed: LogFeed) -> LogReading: ...
+
+    def done(self, queue: "ApplicationQueue", offset: int) -> None:
+        """All messages in records before *offset* are done."""
+        ...
+
+
+class Appended(Appender):
+    """A pack that is under way, and the publishes that wait for it."""
+
+    def __init__(self, queue: "ApplicationQueue", completions: list[Completion]) -> None:
+        self._queue = queue
+        self._completions = completions
+
+    def stored(self, offset: int, now: float) -> None:
+        self._settle(now)
+        self._queue.appended(now)
+
+    def refused(self, error: LogError, now: float) -> None:
+        self._queue.refused(len(self._completions), now)
+        self._settle(now)
+        self._queue.appended(now)
+
+    def late(self, now: float) -> None:
+        for completion in self._completions:
+            completion.needs_long()
+
+    def _settle(self, now: float) -> None:
+        for completion in self._completions:
+            completion.settle(now)
+
+
+class ApplicationQueue(DurableQueue):
+    def __init__(
+        self,
+        keys: SessionKeys,
+        client: bytes,
+        budget: MessageBudget,
+        commit: GroupCommit,
+        reader: QueueReader,
+        expiry: ExpirySchedule,
+        logs: QueueLogs,
+    ) -> None:
+        super().__init__(keys, client, budget, commit, reader, expiry)
+        self.topic: Final = topic_of(client)
+        self._logs = logs
+        self._era = b""  # none yet
+        self._position: Position | None = None  # all records before it were passed on; None: it has none yet
+        self._passed = 0  # messages of the record there that were, without a feed
+        self._opened = False  # era and position are stored: there may be appended
+        self._opening = False  # they will be, when the topic is there
+        self._offered: list[Message] = []
+        self._offered_bytes = 0
+        self._appending = 0  # packs under way
+        self._log_due = False  # era and position are to be stored
+        self._log_under_way = False
+        self._feed: LogFeed | None = None  # while the client is connected
+        self._feeding = False
+        self._late_source = -1  # that appended what was passed on last, if that was late; -1: it was not
+        self._noted = -1  # the offset behind the last record that was passed on as a whole
+        self._ends: list[tuple[int, int]] = []  # of records that are not done: last position, offset behind the record
+
+    def restore_log(self, saved: bytes) -> None:
+        if self._taken is not None:
+            self._taken.nothing_late()  # packs say what is late
+        if saved:
+            if len(saved) < SAVED.size:
+                raise ValueError("what is stored of a log is too short")
+            form, self._passed, self._era = SAVED.unpack_from(saved)
+            if form != FORM:
+                raise ValueError(f"what is stored of a log has form {form}")
+            if len(saved) > SAVED.size:
+                self._position = Position.decode(saved[SAVED.size :])
+                self._opened = True
+        if self._offered:
+            self._send_soon()
+
+    # The port.
+
+    def limit(self, most_bytes: int) -> None:
+        pass  # retention limits the log, and `logs.most` the rest
+
+    def wake(self) -> None:
+        super().wake()
+        if not self._opened:
+            self._open()
+        self._read_log()
+
+    def rest(self) -> None:
+        self._stop_reading()
+        super().rest()
+
+    def append(self, message: Message, most: int, now: float) -> int:
+        message.hold()
+        self._offered.append(message)
+        self._offered_bytes += message.size
+        self.size += message.size
+        self._budget.take(message)
+        if len(self._offered) == 1:
+            self._send_soon()
+        return 0
+
+    def keep(self, message: Message, now: float) -> bool:
+        return False  # nothing overtakes the log
+
+    def done(self, packet_id: int, message: Message, now: float) -> None:
+        super().done(packet_id, message, now)
+        if self._feed is not None:
+            self.go_on(now)
+
+    # Appending.
+
+    def _send_soon(self) -> None:
+        if self._opened:
+            self._logs.soon(self)
+        else:
+            self._open()
+
+    def _open(self) -> None:
+        """Begin an era, and find the end of the log; not before it is known what is stored."""
+        if self.moves() or self._opening or self._position is not None:
+            return
+        if not self._era:
+            self._era = os.urandom(ERA)
+            self._save()
+        self._opening = True
+        self._logs.open(self)
+
+    def opened(self, offset: int) -> None:
+        """The log is there, and its next record will have *offset*."""
+        self._opening = False
+        if self._position is None and not (self.moves() or self.damaged):
+            self._position = Position(offset)
+            self._noted = offset
+            self._save()
+
+    def _save(self) -> None:
+        self._log_due = True
+        self._commit.soon(self)
+
+    def hand_over(self, now: float, wall: float) -> None:
+        """Append what was offered."""
+        if not self._opened or self.moves() or not self._offered:
+            return
+        offered, self._offered = self._offered, []
+        self._offered_bytes = 0
+        messages: list[Message] = []
+        size = 0
+        for message in offered:
+            self.size -= message.size
+            self._budget.give_back(message)
+            if messages and (len(messages) == PACK or size + message.size > PACK_BYTES):
+                self._append_pack(messages, now, wall)
+                messages, size = [], 0
+            messages.append(message)
+            size += message.size
+        self._append_pack(messages, now, wall)
+
+    def _append_pack(self, messages: list[Message], now: float, wall: float) -> None:
+        body = encode_log_pack(messages, self._era, self._late, now, wall)
+        completions = [each for message in messages if (each := message.as_published().completion) is not None]
+        self._appending += 1
+        self._logs.append(self, body, Appended(self, completions), now)
+
+    def appended(self, now: float) -> None:
+        """A pack that was under way is not any more."""
+        self._appending -= 1
+        self._give_if_stored()
+
+    def refused(self, count: int, now: float) -> None:
+        """The log will never have a pack of *count* messages."""
+        self.report(DropReason.LOG_REFUSED, count)
+
+    # Reading.
+
+    def _read_log(self) -> None:
+        """Read what was not passed on, if the client is connected."""
+        position = self._position
+        if self._resting or not self._opened or position is None or self._feed is not None or self.moves():
+            return
+        feed = self._feed = LogFeed(self._era, position, self._passed, self.go_on)
+        feed.reading = self._logs.read(self, position, feed)
+
+    def _stop_reading(self) -> None:
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            self._passed = feed.passed
+            feed.stop()
+
+    def log_trouble(self) -> str:
+        """Why the log cannot be read; "": nothing is known to be wrong."""
+        return "" if self._feed is None else self._feed.trouble
+
+    def go_on(self, now: float) -> None:
+        """Pass on what was read, as far as there are places."""
+        feed = self._feed
+        if feed is None or self._feeding or not feed.has_more() or not self._has_place():
+            return
+        if self.stored.unread or self._give is not None or self.damaged or self.purging:
+            return  # what waits in Redis goes first
+        self._feeding = True
+        wall = self._logs.wall()
+        expired = withheld = 0
+        for _ in range(STEPS):
+            if not feed.has_more() or not self._has_place():
+                break
+            found = feed.step(now, wall)
+            self._note_end(feed)
+            if found is None or self._repeats(found):
+                continue
+            message = found.message
+            if message.expired(now):
+                expired += 1
+                if self._holder is not None:
+                    self._holder.lost(message.topic)
+            elif self._keep is not None and not self._keep(message):
+                withheld += 1
+            else:
+                self.size += message.size
+                self._budget.take(message)
+                self._add(message, now)
+        else:
+            self._logs.soon(self)
+        self._feeding = False
+        self._log_due = True
+        self._commit.later(self, now)
+        deleted, damages = feed.take_losses()
+        self.report(DropReason.EXPIRED, expired)
+        self.report(DropReason.MAY_NOT_READ, withheld)
+        self.report(DropReason.RETENTION_EXPIRED, deleted)
+        self.report(DropReason.LOG_DAMAGED, damages)
+
+    def _has_place(self) -> bool:
+        """Whether one more message may be passed on."""
+        unfinished = len(self.stored.pack_of) + len(self._new) + len(self._marks.stored)
+        return unfinished < self._logs.most and self.size - self._offered_bytes < PASSED_BYTES
+
+    def _repeats(self, found: LogMessage) -> bool:
+        """Whether *found* is a publish that was passed on before."""
+        if not found.token:
+            return False
+        taken = self._taken
+        if taken is None:
+            taken = self._taken = TakenNumbers({}, False, [])
+        if not found.late:
+            if self._late_source != -1:
+                self._late_source = -1
+                taken.nothing_late()
+        elif found.source != self._late_source:
+            self._late_source = found.source
+            taken.expect_late()
+        return not taken.take(found.token)
+
+    def _note_end(self, feed: LogFeed) -> None:
+        """If the feed has come to the end of a record, that is done when all is that was passed on so far."""
+        offset = feed.position.offset
+        if offset != self._noted:
+            self._noted = offset
+            self._ends.append((self._last, offset))
+
+    def _tell_done(self) -> None:
+        """Tell which records are done."""
+        ends = self._ends
+        if not ends:
+            return
+        first = self._first_unfinished()
+        offset = -1
+        while ends and ends[0][0] < first:
+            offset = ends.pop(0)[1]
+        if offset >= 0:
+            self._logs.done(self, offset)
+
+    def _first_unfinished(self) -> int:
+        """The position of the first message that is not done; that of the next one, if all are."""
+        first = self._ready_to + 1 if self.stored.unread else self._last + 1
+        first = min(first, next(iter(self.stored.pack_of), first), next(iter(self._writing), first))
+        first = min(first, next(iter(self._new), first))
+        for position in self._marks.stored:
+            first = min(first, position)
+        return first
+
+    # What differs from other durable queues.
+
+    def _is_being_stored(self, position: int, message: Message) -> bool:
+        return position not in self.stored.pack_of or position in self._writing
+
+    def _has_room(self) -> bool:
+        return True  # `_has_place()` was asked
+
+    def _is_blank(self) -> bool:
+        return False  # it knows how far the log was passed on
+
+    def _go_on(self, now: float) -> None:
+        super()._go_on(now)
+        self.go_on(now)
+        self._tell_done()
+
+    def bodies_arrived(self, read: list[Pack], why: str, now: float, wall: float) -> None:
+        super().bodies_arrived(read, why, now, wall)
+        self.go_on(now)
+
+    def _forget(self) -> list[Message]:
+        self._stop_reading()
+        offered, self._offered = self._offered, []
+        self._offered_bytes = 0
+        for message in offered:
+            self.size -= message.size
+            self._budget.give_back(message)
+        return super()._forget() + offered
+
+    def _give_if_stored(self) -> None:
+        if self._give is not None and not self.damaged:
+            if self._offered or self._appending or self._log_due or self._log_under_way:
+                return
+        super()._give_if_stored()
+
+    def stay(self) -> None:
+        super().stay()
+        if self._offered:
+            self._send_soon()
+
+    def all_stored(self) -> bool:
+        if self._offered or self._appending or self._log_due or self._log_under_way:
+            return False
+        return super().all_stored()
+
+    # What GroupCommit asks for.
+
+    def collect(self, now: float, wall: float) -> list[bytes]:
+        writes = super().collect(now, wall)
+        if self._log_due and not (self.ended or self._given):
+            self._log_due = False
+            self._log_under_way = self._under_way = True
+            writes = [*writes, packed("HSET", self._keys.records + self.client, LOG, self._saved())]
+        return writes
+
+    def _saved(self) -> bytes:
+        passed = self._passed if self._feed is None else self._feed.passed
+        start = SAVED.pack(FORM, passed, self._era)
+        return start if self._position is None else start + self._position.encode()
+
+    def committed(self, errors: list[ReplyError], now: float) -> None:
+        begins = self._log_under_way and not self._log_due and self._position is not None and not self._opened
+        self._log_under_way = False
+        super().committed(errors, now)
+        if begins and not (self.ended or self.damaged):
+            self._opened = True
+            self._logs.soon(self)
+            self._read_log()

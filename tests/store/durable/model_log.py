@@ -1,0 +1,213 @@
+# A log that is a model, and the links of workers to it: it stores, tells and gives when the test says so.
+#
+# What it may do is what the real one may (broker/carrier): packs of a partition are stored in their order, and so are
+# they told; one that was stored and not told is stored again by the next carrier, with all behind it; a pack of a
+# worker that has ended may be stored later, or never. Who reads gets no pack twice, whatever the log has.
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from broker.reasons import LogFailure
+from broker.store.logs.port import Appender, LogReader
+from broker.store.logs.records import Pack, Position, Record
+from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
+
+MANY: Final = 1 << 30
+WINDOW: Final = 3  # records that a reader has and has not taken
+
+DAMAGED: Final[list[Pack]] = []  # a record that cannot be decoded
+
+
+class ModelTopic:
+    def __init__(self) -> None:
+        self.first = 0  # the offset of the first record
+        self.records: list[list[Pack]] = []
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.records)
+
+    def delete(self, count: int) -> None:
+        """Retention deletes the first *count* records."""
+        del self.records[:count]
+        self.first += count
+
+
+class ModelLog:
+    def __init__(self) -> None:
+        self.topics: dict[str, ModelTopic] = {}
+        self.late: deque[tuple[str, Pack]] = deque()  # packs of workers that have ended, on their way
+
+    def bodies(self, topic: str) -> list[bytes]:
+        return [pack.body for packs in self.topics[topic].records for pack in packs]
+
+    def store_late(self, most: int) -> None:
+        """Store up to *most* packs of workers that have ended."""
+        for _ in range(min(most, len(self.late))):
+            topic, pack = self.late.popleft()
+            self.topics[topic].records.append([pack])
+
+
+class Unstored:
+    """*offset*: where it is stored; -1: it is not, as far as the carrier knows."""
+
+    def __init__(self, topic: str, pack: Pack, appender: Appender) -> None:
+        self.topic = topic
+        self.pack = pack
+        self.appender = appender
+        self.offset = -1
+        self.refused: LogError | None = None
+
+
+class ModelReading:
+    def __init__(self, link: "ModelLink", topic: str, position: Position, reader: LogReader) -> None:
+        self.topic = topic
+        self.position = position
+        self.reader = reader
+        self.held: list[Record] = []
+        self._link = link
+
+    def taken(self, record: Record) -> None:
+        self.held.remove(record)
+
+    def stop(self) -> None:
+        self._link.readings.remove(self)
+
+
+class ModelLink:
+    """A `LogLink`."""
+
+    def __init__(self, log: ModelLog, source: int) -> None:
+        self.log = log
+        self.unstored: deque[Unstored] = deque()
+        self.readings: list[ModelReading] = []
+        self.requests: deque[Callable[[], None]] = deque()
+        self.refuse: LogError | None = None  # why the next packs are refused
+        self.away = False  # requests are not answered
+        self._source = source
+        self._sequence = 0
+
+    # The worker's end.
+
+    def append(self, topic: str, partition: int, body: bytes, appender: Appender, now: float) -> None:
+        assert topic in self.log.topics, "nobody has made it"
+        assert partition == 0
+        self._sequence += 1
+        self.unstored.append(Unstored(topic, Pack(self._source, self._sequence, body), appender))
+
+    def read(self, topic: str, partition: int, position: Position, reader: LogReader) -> ModelReading:
+        assert not any(each.topic == topic for each in self.readings), "it is read twice"
+        own = Position.decode(position.encode())
+        reading = ModelReading(self, topic, own, reader)
+        self.readings.append(reading)
+        return reading
+
+    def create(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
+        self.requests.append(lambda: self._create(topic, then))
+
+    def _create(self, topic: str, then: Callable[[LogError | None], None]) -> None:
+        self.log.topics.setdefault(topic, ModelTopic())
+        then(None)
+
+    def describe(self, topic: str, then: Callable[[TopicDescription | None, LogError | None], None]) -> None:
+        self.requests.append(lambda: self._describe(topic, then))
+
+    def _describe(self, topic: str, then: Callable[[TopicDescription | None, LogError | None], None]) -> None:
+        found = self.log.topics[topic]
+        then(TopicDescription(properties=TopicProperties(), first=[found.first], next=[found.end]), None)
+
+    # The test's end.
+
+    def idle(self) -> bool:
+        """Whether it has nothing to do."""
+        return not self.unstored and not (self.requests and not self.away) and not self._to_give()
+
+    def _to_give(self) -> bool:
+        return any(
+            len(each.held) < WINDOW and each.position.offset != self.log.topics[each.topic].end
+            for each in self.readings
+        )
+
+    def answer(self, most: int = MANY) -> None:
+        """Answer requests."""
+        while self.requests and most and not self.away:
+            most -= 1
+            self.requests.popleft()()
+
+    def store(self, most: int = MANY, together: int = 1) -> None:
+        """Store up to *most* packs, records of *together* packs at most."""
+        last: dict[str, list[Pack]] = {}
+        for unstored in self.unstored:
+            if unstored.offset >= 0 or unstored.refused is not None:
+                continue
+            if not most:
+                break
+            most -= 1
+            if self.refuse is not None:
+                unstored.refused, self.refuse = self.refuse, None
+                continue
+            topic = self.log.topics[unstored.topic]
+            packs = last.get(unstored.topic)
+            if packs is None or len(packs) == together:
+                packs = last[unstored.topic] = []
+                topic.records.append(packs)
+            packs.append(unstored.pack)
+            unstored.offset = topic.end - 1
+
+    def tell(self, now: float, most: int = MANY) -> None:
+        """Tell of up to *most* packs what became of them."""
+        while self.unstored and most and (self.unstored[0].offset >= 0 or self.unstored[0].refused is not None):
+            most -= 1
+            told = self.unstored.popleft()
+            if told.refused is not None:
+                told.appender.refused(told.refused, now)
+            else:
+                told.appender.stored(told.offset, now)
+
+    def give(self, now: float, most: int = MANY) -> None:
+        """Give each reader up to *most* records."""
+        for reading in list(self.readings):
+            left = most
+            while left and reading in self.readings and len(reading.held) < WINDOW:
+                left -= 1
+                if not self._give(reading, now):
+                    break
+
+    def _give(self, reading: ModelReading, now: float) -> bool:
+        topic, position = self.log.topics[reading.topic], reading.position
+        expected = position.offset
+        if not topic.first <= expected <= topic.end:
+            position.offset = topic.first
+            reading.reader.jumped(expected, topic.first, now)
+            return True
+        if expected == topic.end:
+            return False
+        packs = topic.records[expected - topic.first]
+        if packs is DAMAGED:
+            position.offset += 1
+            reading.reader.damaged(expected, b"?", "it is damaged", now)
+            return True
+        record = position.take(expected, packs)
+        reading.held.append(record)
+        reading.reader.received(record, now)
+        return True
+
+    def restart(self) -> None:
+        """The carrier ends, and the next one is sent all again that was not told; what was stored is stored again."""
+        for unstored in self.unstored:
+            unstored.offset = -1
+            unstored.refused = None
+
+    def end(self, most: int, late: int) -> None:
+        """The worker ends: up to *most* packs are stored all the same, *late* ones behind them later, and no others."""
+        self.readings = []
+        self.requests.clear()
+        rest = [each for each in self.unstored if each.offset < 0]
+        self.unstored = deque(rest[:most])
+        self.store()
+        self.unstored.clear()
+        self.log.late.extend((each.topic, each.pack) for each in rest[most : most + late])
+
+
+def refusal() -> LogError:
+    return LogError(LogFailure.TOO_LARGE, "by the test")
