@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 VERSIONS: Final = {0: "", 3: "3.1", 4: "3.1.1", 5: "5.0"}
+KINDS: Final = {"application": "APPLICATION", "device": "DEVICE", "non_persistent": "not persistent"}
 
 app = typer.Typer(help="List, inspect and disconnect clients.", no_args_is_help=True)
 
@@ -33,10 +34,11 @@ def list_clients(
     if as_json:
         return print_json(answer)
     numbers = ("worker", "filters", "in flight", "waiting")
-    table = table_of("client", "address", "over", "MQTT", "user", *numbers, right=numbers)
+    table = table_of("client", "kind", "address", "over", "MQTT", "user", *numbers, right=numbers)
     for one in answer["clients"]:
         table.add_row(
             visible(one["client"]),
+            KINDS[one["kind"]],
             one["address"] if one["connected"] else "away",
             one["transport"],
             VERSIONS.get(one["version"], str(one["version"])),
@@ -124,6 +126,7 @@ def _facts(answer: dict[str, Any]) -> list[tuple[str, str]]:
     state = f"connected from {answer['address']} over {answer['transport']}" if answer["connected"] else "away"
     return [
         ("client", visible(answer["client"])),
+        ("kind", KINDS[answer["kind"]]),
         ("state", state),
         ("worker", str(answer["worker"])),
         ("MQTT", VERSIONS.get(answer["version"], str(answer["version"]))),

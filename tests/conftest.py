@@ -103,8 +103,10 @@ def nodes() -> Iterator[Callable[..., Node]]:
         redis: "RunningRedis | None" = None,
         name: str = "weir",
         durable: bool = False,
+        prepare: Callable[[Broker], None] | None = None,
     ) -> Node:
-        made.append(Node(workers, config, None if redis is None else redis.address, name, durable=durable))
+        address = None if redis is None else redis.address
+        made.append(Node(workers, config, address, name, durable=durable, prepare=prepare))
         return made[-1]
 
     yield make

@@ -44,12 +44,15 @@ class Node(Sequence[Broker]):
         name: str = "weir",
         traces: Path | None = None,
         durable: bool = False,
+        prepare: Callable[[Broker], None] | None = None,
     ) -> None:
         """*traces*: the folder in which each worker records what it decides, in a file named by its number.
 
-        *durable*: sessions are stored. The workers must start before there is one.
+        *durable*: sessions are stored. The workers must start before there is one. *prepare* is called with each worker
+        before it reads what is stored.
         """
         self.durable = durable
+        self._prepare = prepare
         self._workers = workers
         self._name = name
         self._traces = traces
@@ -85,6 +88,8 @@ class Node(Sequence[Broker]):
             workers=self._workers if self.durable else 1,
         )
         broker.answered = True
+        if self._prepare is not None:
+            self._prepare(broker)
         for other in self.workers:
             data, control = socket.socketpair(), socket.socketpair()
             for one in (*data, *control):

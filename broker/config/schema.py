@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from typing import Final
 
+from broker.config.applications import ApplicationRule, ApplicationRules
 from broker.config.fields import (
     EXABYTE,
     brokers,
@@ -205,6 +206,11 @@ class Flush:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ApplicationFlush(Flush):
+    buffered_msg_count: int = number(10, least=1, most=10_000)  # the default of TBMQ
+
+
+@dataclass(frozen=True, kw_only=True)
 class Clients:
     """Other limits for single clients. SIGHUP reads them again."""
 
@@ -217,6 +223,8 @@ class Delivery:
 
     non_persistent: Flush = field(default_factory=Flush)  # sessions that end with their connection
     device: Flush = field(default_factory=Flush)  # sessions that outlive their connection
+    # Those of APPLICATION clients; the end of a pack is the end of a tick, so `always` is TBMQ's buffered delivery.
+    application: ApplicationFlush = field(default_factory=ApplicationFlush)
     adaptive_hold: float = duration(0.005, most=1.0)  # the longest delay of adaptive flushing; few clients notice 5 ms
     # The longest delay of buffered flushing; the default of TBMQ.
     buffered_hold: float = duration(0.2, least=0.001, most=60.0)
@@ -395,9 +403,9 @@ class Kafka:
 
 @dataclass(frozen=True, kw_only=True)
 class Application:
-    """Logs for APPLICATION clients. So far they are only made ready: nothing is appended to them yet."""
+    """APPLICATION clients: services whose sessions outlive their connections, with messages in logs of their own."""
 
-    enabled: bool = flag(False)  # start the carrier, the process that works with logs; kafka.hosts implies it
+    clients: tuple[ApplicationRule, ...] = setting((), ApplicationRules())  # which clients are of that kind
     # The node does not start while the log cannot be used. false: it starts, and tries on.
     required: bool = flag(True)
 
@@ -473,6 +481,9 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
     if config.store.durability == REPLICATED and not config.redis.url:
         right = 'the URL of a server with replicas, as store.durability = "replicated": the private server has none'
         found.append(("redis.url", right))
+    if config.application.clients and config.store.durability == MEMORY:
+        right = '[], as the sessions of APPLICATION clients are durable, and store.durability = "memory" keeps none'
+        found.append(("application.clients", right))
     if not config.redis.prefix or set(config.redis.prefix) & set("{} "):  # Redis Cluster hashes the part between braces
         found.append(("redis.prefix", "a word without braces or spaces"))
     found += _log_contradictions(config)
@@ -488,15 +499,12 @@ def _log_contradictions(config: Config) -> list[tuple[str, str]]:
     kafka = config.kafka
     if not kafka.hosts and (kafka.options or kafka.password_file):
         return [("kafka.hosts", "a list of brokers, as other settings of kafka say how to connect to them")]
-    if config.application.enabled and not kafka.hosts and config.store.durability == MEMORY:
-        right = 'false, as with store.durability = "memory" the logs in Redis would end with it'
-        return [("application.enabled", right)]
     return []
 
 
 def needs_carrier(config: Config) -> bool:
     """Whether the node has a carrier."""
-    return config.application.enabled or bool(config.kafka.hosts)
+    return bool(config.application.clients or config.kafka.hosts)
 
 
 def _overload_contradictions(overload: Overload) -> list[tuple[str, str]]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from broker.config.applications import ApplicationRule
+from broker.config.overrides import ClientOverride
 from broker.config.schema import Config, ConfigError, contradictions
 from broker.config.values import ClientOptions, Kind
 
@@ -56,11 +58,7 @@ class Loaded:
             if isinstance(value, str):
                 value = without_password(value)
             text = kind.show(value)
-            if key == "clients.overrides":
-                value = [one.described() for one in value]
-            elif key == "kafka.options":
-                value = dict(value)
-            yield Effective(key, value, text, self.sources.get(key, "default"))
+            yield Effective(key, _as_written(value), text, self.sources.get(key, "default"))
 
 
 def load(
@@ -99,7 +97,13 @@ def without_password(text: str) -> str:
 
 def described(config: Config) -> dict[str, object]:
     """The settings that a worker needs, by key; `restored()` makes a configuration of them again."""
-    return {key: _at(config, key) for key in KINDS if not key.startswith(SUPERVISORS)}
+    return {key: _as_written(_at(config, key)) for key in KINDS if not key.startswith(SUPERVISORS)}
+
+
+def _as_written(value: Any) -> Any:
+    """*value*, with tables as in the file in place of what was made of them."""
+    tables = isinstance(value, tuple) and value and isinstance(value[0], ClientOverride | ApplicationRule)
+    return [one.described() for one in value] if tables else value
 
 
 def restored(values: Mapping[str, object]) -> Config:

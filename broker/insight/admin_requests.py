@@ -15,6 +15,7 @@ from broker.insight.pending_answers import Arguments, RequestRefused
 from broker.insight.warm_first import WarmFirst
 from broker.metrics.interval import IntervalMetrics
 from broker.net.reactor import Reactor
+from broker.protocol.client_kinds import kind_of
 from broker.protocol.connection import Connection
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.reasons import CloseReason
@@ -134,6 +135,7 @@ class AdminRequests:
         connection = self._connection(session)
         return {
             "client": session.client_id,
+            "kind": kind_of(session),
             "connected": connection is not None,
             "address": "" if connection is None else connection.address,
             "transport": "" if connection is None else connection.transport,

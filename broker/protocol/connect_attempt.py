@@ -35,6 +35,7 @@ from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.overload.connects import Connects
 from broker.protocol.ban_enforcement import words
+from broker.protocol.client_kinds import ClientKinds
 from broker.protocol.connection import Connection, PendingConnect
 from broker.protocol.handshake import accept, agree, busy, examine, waiting_memory
 from broker.protocol.lifecycle import ConnectionLifecycle
@@ -70,6 +71,7 @@ class ConnectAttempts:
         authenticator: Authenticator,
         bans: Bans,
         client_ids: ClientIds,
+        kinds: ClientKinds,
         claims: Claims,
         store: SessionStore,
         subscribing: Subscribing,
@@ -90,6 +92,7 @@ class ConnectAttempts:
         self.authenticator = authenticator
         self.bans = bans
         self.client_ids = client_ids
+        self.kinds = kinds
         self.claims = claims
         self.store = store
         self.subscribing = subscribing
@@ -345,9 +348,10 @@ class ConnectAttempt(PendingConnect):
         if found is not None and packet.clean_start and not found.ended:  # [MQTT-3.1.4-4]
             sessions.end(found, now)  # [MQTT-3.1.2-4], 3.1.1 [MQTT-3.1.2-6]
         if found is None or found.ended:
-            session = sessions.begin(
-                self.client_id, terms.expiry
-            )  # [MQTT-3.1.2-6]; session present stays 0 [MQTT-3.2.2-2]
+            application = attempts.kinds.of_new(self.client_id, self.user, connection.transport, packet, terms.expiry)
+            session = sessions.begin(  # [MQTT-3.1.2-6]; session present stays 0 [MQTT-3.2.2-2]
+                self.client_id, terms.expiry, application
+            )
         else:
             session = found  # [MQTT-3.1.2-5], 3.1.1 [MQTT-3.1.2-4]
             connack.session_present = True  # [MQTT-3.2.2-3]

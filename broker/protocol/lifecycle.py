@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Final, cast
 
-from broker.config.schema import Delivery, Limits
+from broker.config.schema import Delivery, Flush, Limits
 from broker.delivery.completion import Completion
 from broker.delivery.flushing import STRATEGIES
 from broker.delivery.outbox import OutboundBudget, Outbox
@@ -169,7 +169,9 @@ class ConnectionLifecycle:
         session.expiry = terms.expiry
         self._sessions.connected(session)
         self._sessions.set_will(session, None if will is None else Will(will))  # [MQTT-3.1.2-7], 3.1.1 [MQTT-3.1.2-12]
-        kind = self._delivery.device if session.expiry else self._delivery.non_persistent
+        kind: Flush = self._delivery.device if session.expiry else self._delivery.non_persistent
+        if session.storage is not None and session.storage.application:
+            kind = self._delivery.application
         connection.outbox.strategy = STRATEGIES[kind.flush]
         connection.outbox.enough = kind.buffered_msg_count
         self._protection.arrive(connection, session, now)

@@ -20,6 +20,7 @@ from broker.overload.protection import Protection
 from broker.overload.store_rate import StoreRate
 from broker.protocol.background import Background
 from broker.protocol.ban_enforcement import BanEnforcement
+from broker.protocol.client_kinds import ClientKinds
 from broker.protocol.cold_sessions import ColdSessions
 from broker.protocol.configured_limits import ConfiguredLimits
 from broker.protocol.connect_attempt import ConnectAttempts
@@ -233,6 +234,7 @@ class ProtocolParts:
             authenticator,
             self.bans.bans,
             ClientIds(base.config.access.client_id_rule, base.config.access.exclusive_client_ids),
+            ClientKinds(base.config.application.clients, base.client_log),
             claims,
             self.store,
             self.subscribing,

@@ -31,6 +31,7 @@ from broker.session.subscription import Subscription
 from broker.session.will import Will
 from broker.store.durable.adoption import AdoptedSession
 from broker.store.durable.index import READ, SUBSCRIPTIONS, index_value
+from broker.store.durable.record import SessionRecord
 from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
 
@@ -101,11 +102,17 @@ class SessionLifecycle:
         """Whether a session with *expiry* in seconds could be kept: it cannot while its store is away."""
         return self._durable is None or expiry == 0 or self._durable.takes_sessions(now)
 
-    def begin(self, client_id: str, expiry: int) -> Session:
-        """A new session for *client_id*, which is in the store. *expiry* in seconds."""
-        session = Session(client_id, self.limits, self._counters)
+    def begin(self, client_id: str, expiry: int, application: bool = False) -> Session:
+        """A new session for *client_id*, which is in the store. *expiry* in seconds.
+
+        *application*: the client is of that kind. A session that ends with its connection is as any other.
+        """
+        record: SessionRecord | None = None
         if self._durable is not None and expiry:
-            session.storage = self._durable.begin(client_id.encode())
+            record = self._durable.begin(client_id.encode(), application)
+        queue = record.queue() if record is not None and record.application else None
+        session = Session(client_id, self.limits, self._counters, queue)
+        session.storage = record
         self._store.keep(session)
         return session
 

@@ -200,8 +200,8 @@ class SessionTransfer:
         """Begin to receive a session, chunk by chunk."""
         return SessionImport(self._sessions.limits_of, self._queue_budget, self._counters, self._expect)
 
-    def _expect(self, client_id: str) -> tuple[SessionStorage, MessageQueue] | None:
-        return None if self._durable is None else self._durable.expect(client_id.encode())
+    def _expect(self, client_id: str, application: bool) -> tuple[SessionStorage, MessageQueue] | None:
+        return None if self._durable is None else self._durable.expect(client_id.encode(), application)
 
     def subscribe(self, incoming: SessionImport, then: Callable[[], None]) -> None:
         """Register the subscriptions of the session, in pages if they are many; then call *then*.

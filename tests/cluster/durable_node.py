@@ -37,6 +37,7 @@ class Durable:
             wall=lambda: WALL + clock.now,
         )
         broker.answered = True
+        self.prepare(broker)
         durable = broker.worker.protocol.durable
         assert durable is not None
         store = broker.worker.protocol.store
@@ -46,6 +47,9 @@ class Durable:
             broker.settle()
         self.subscriptions = ready[0]  # that were registered when clients might have been served
         return broker
+
+    def prepare(self, broker: Broker) -> None:
+        """*broker* is the next worker, and has not begun to read what is stored."""
 
     def kill(self, away: float = 0.0) -> None:
         """The worker ends as if it were killed, and another one begins *away* seconds later."""

@@ -350,19 +350,11 @@ def test_passwords_are_no_options_of_kafka() -> None:
     assert "kafka.password_file names a file" in told
 
 
-@pytest.mark.parametrize(
-    ("assignments", "sentence"),
-    [
-        (["kafka.password_file=x"], "kafka.hosts = [] in the defaults is not valid: it must be a list of brokers"),
-        (["application.enabled=true"], "application.enabled = true in --set is not valid: it must be false, as with"),
-    ],
-)
-def test_logs_need_a_place(assignments: list[str], sentence: str) -> None:
-    """Settings would have no effect, or messages that were acknowledged end with Redis."""
-    with pytest.raises(ConfigError) as refused:
-        load(None, {}, from_assignments(assignments), NOWHERE)
-    assert sentence in str(refused.value)
-    kept = from_assignments(["application.enabled=true", "store.durability=process"])
+def test_logs_need_a_place() -> None:
+    """Settings would have no effect."""
+    with pytest.raises(ConfigError, match="must be a list of brokers"):
+        load(None, {}, from_assignments(["kafka.password_file=x"]), NOWHERE)
+    kept = from_assignments(['application.clients=[{client = "a"}]', "store.durability=process"])
 
     assert needs_carrier(load(None, {}, kept, NOWHERE).config)
     assert needs_carrier(load(None, {}, from_assignments(["kafka.hosts=k:1"]), NOWHERE).config)

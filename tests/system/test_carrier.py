@@ -25,7 +25,7 @@ __all__ = ["kafka"]  # a fixture
 pytestmark = pytest.mark.weir_only("a matter of Weir's processes")
 
 COUNT = 2000  # packs of each writer
-SETTINGS = {"application__enabled": "true", "store__durability": "process"}
+SETTINGS = {"application__clients": '[{client = "app-*"}]', "store__durability": "process"}
 
 
 def carrier_of(weir: Node) -> dict[str, object]:

@@ -1,6 +1,6 @@
 # The form of a session that moves from one worker to another: a row of pages, sent in chunks.
 #
-#   HEAD          client id, expiry, packet ids, will; whether it is durable
+#   HEAD          client id, expiry, packet ids, will; whether it is durable, and of an APPLICATION client
 #   SUBSCRIPTIONS UNACKNOWLEDGED WAITING    any number of pages of each, in this order
 #   HELD          the end of what the session held when the transfer began: its subscriptions may be registered at the
 #                 new worker, so that no message is missed when they leave the former worker

@@ -150,6 +150,7 @@ class SessionExport:
             self.expires,
             self.will_due,
             self.stored,
+            session.storage is not None and session.storage.application,
         )
 
     def _next_subscriptions(self) -> list[Fields]:

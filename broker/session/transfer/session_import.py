@@ -52,11 +52,12 @@ class SessionImport:
         limits_of: Callable[[str, str | None], SessionLimits],
         budget: MessageBudget,
         counters: Counters,
-        expect: Callable[[str], tuple[SessionStorage, MessageQueue] | None],
+        expect: Callable[[str, bool], tuple[SessionStorage, MessageQueue] | None],
     ) -> None:
         """*limits_of* a client id and a user: what the session may hold. What waits counts in *budget*.
 
-        *expect* makes what stores the durable session of a client id; None: this worker has none.
+        *expect* makes what stores the durable session of a client id, whose client is of the kind APPLICATION or not;
+        None: this worker has none.
         """
         self.session: Session | None = None  # all that it held has come: its subscriptions may be registered
         self.complete = False  # the messages that came since have come, too: `finish()` may be called
@@ -148,8 +149,8 @@ class SessionImport:
             raise ValueError(f"it has format {page[1]}, and this worker knows format {FORMAT}")
         client_id = to_str(page[2])
         user = None if page[3] is None else to_str(page[3])
-        stored = len(page) > 10 and page[10] is True  # a former version did not say it
-        session = self._session(client_id, user, stored)
+        stored = len(page) > 10 and page[10] is True  # a former version did not say it, nor the next one
+        session = self._session(client_id, user, stored, len(page) > 11 and page[11] is True)
         session.principal = Principal(client_id, user, UNJUDGED)
         session.expiry = to_int(page[4])
         session.last_id = to_int(page[5])
@@ -160,12 +161,15 @@ class SessionImport:
         self.will_due = to_float(page[9])
         return session
 
-    def _session(self, client_id: str, user: str | None, stored: bool) -> Session:
-        """A new one, for what it held at the other worker; *stored*: for what that has stored."""
+    def _session(self, client_id: str, user: str | None, stored: bool, application: bool) -> Session:
+        """A new one, for what it held at the other worker; *stored*: for what that has stored.
+
+        *application*: the client is of that kind.
+        """
         limits = self._limits_of(client_id, user)
         if not stored:
             return Session(client_id, limits, self._counters)
-        expected = self._expect(client_id)
+        expected = self._expect(client_id, application)
         if expected is None:
             raise ValueError("it is durable, and this worker keeps sessions in memory")
         session = Session(client_id, limits, self._counters, expected[1])

@@ -60,7 +60,7 @@ def leave(session: Session) -> SessionExport:
     return exported
 
 
-def no_store(client_id: str) -> None:
+def no_store(client_id: str, application: bool) -> None:
     """This worker keeps sessions in memory."""
 
 

@@ -15,7 +15,7 @@ from broker.store.durable.stored_session import LOG
 from broker.store.durable.tokens import NUMBER, ORIGIN
 from broker.store.logs.records import Pack
 from tests.session.receiver import message
-from tests.store.durable.durable_worker import CLIENT, KEYS, WALL, DurableWorker, answered, incarnation
+from tests.store.durable.durable_worker import CLIENT, EXPIRY, KEYS, WALL, DurableWorker, answered, incarnation
 from tests.store.durable.model import ModelRedis
 from tests.store.durable.model_log import DAMAGED, ModelLog, ModelTopic, refusal
 
@@ -202,6 +202,21 @@ def test_a_message_is_sent_once_it_is_stored(worker: DurableWorker) -> None:
     assert [(b"x", 1, False)] == received(worker)
 
 
+def test_what_an_acknowledgement_makes_room_for_is_sent_once_it_is_stored(log: ModelLog) -> None:
+    """The same, for a message that the session asks for at once."""
+    worker = DurableWorker(ModelRedis(), log=log, passed=1)
+    worker.connect()
+    worker.offer(b"1")
+    worker.offer(b"2")
+    worker.settle()
+    assert [(b"1", 1, False)] == received(worker)
+    assert worker.session.puback(1, worker.now)
+    assert [] == received(worker)
+    worker.settle()
+
+    assert [(b"2", 2, False)] == received(worker)
+
+
 def test_no_more_are_passed_on_than_may_be_unfinished(log: ModelLog) -> None:
     """A client that acknowledges nothing would have all of its log in Redis, and in memory."""
     worker = DurableWorker(ModelRedis(), log=log, passed=10)
@@ -333,9 +348,9 @@ def test_a_new_session_gets_nothing_of_a_former_one(worker: DurableWorker, log: 
     worker.settle()
     worker.offer(b"late")
     worker.tick()
+    worker.link.end(0, 1)
     worker.owner.end()
     worker.until(lambda: worker.store.commit.idle() and not worker.redis.busy())
-    worker.link.end(0, 1)
     other = next_worker(worker, log)
     other.connect()
     other.settle()
@@ -495,7 +510,10 @@ def test_a_session_moves_to_another_worker(worker: DurableWorker, log: ModelLog,
     worker.settle()
     (state,) = states
     assert state is not None and answered(on_its_way)
-    worker.owner.record.disown()
+    late = worker.offer(b"late", 2)
+    worker.tick()
+    assert [late] == worker.owner.record.disown()
+    assert not worker.link.unstored
     other.owner.take(b"", state, other.now)
     other.until(lambda: other.owner.ready)
     other.settle()
@@ -509,6 +527,25 @@ def test_a_session_moves_to_another_worker(worker: DurableWorker, log: ModelLog,
         assert other.session.pubrec(packet_id, 0, other.now)
     other.settle()
     assert 0 == worker.budget.used
+
+
+def test_a_session_that_stays_appends_what_it_was_offered_meanwhile(worker: DurableWorker) -> None:
+    """Its publishers would wait for ever. It was given while Redis was full, to a worker that had ended."""
+    redis, number = worker.redis, KEYS.commit_number(incarnation(2))
+    redis.values[number] = b"0"
+    redis.ends[number] = 1000
+    redis.server.full = True
+    worker.owner.record.store_head(EXPIRY + 1, None, False)
+    worker.until(lambda: worker.store.commit.full)
+    given: list[bytes | None] = []
+    worker.owner.record.give(incarnation(2), given.append)
+    published = worker.offer(b"x")
+    worker.until(lambda: len(given) > 0)
+    assert [None] == given
+    redis.server.full = False
+    worker.settle()
+
+    assert answered(published)
 
 
 def test_a_session_that_was_taken_hands_back_what_was_not_appended(log: ModelLog) -> None:

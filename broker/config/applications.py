@@ -1,0 +1,87 @@
+# Which clients are of the kind APPLICATION: the tables [[application.clients]] of the file.
+#
+# A table has one or more parts: `client` and `user` are patterns (patterns.py), of the client id and of the verified
+# user name; `listener` is one of LISTENERS; `property` is a user property of CONNECT, NAME=VALUE. All parts of a table
+# have to match, and one table that matches is enough.
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from broker.config.patterns import ANY, WILDCARDS, matches
+from broker.config.values import Text
+
+MOST: Final = 100  # tables: each CONNECT is compared with all of them
+LONGEST: Final = 1024  # bytes of a part
+LISTENERS: Final = ("tcp", "tls", "ws", "wss")
+PARTS: Final = ("client", "user", "listener", "property")
+RIGHT: Final = "a list of tables [[application.clients]]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplicationRule:
+    """One table; "": it does not have that part."""
+
+    client: str = ""
+    user: str = ""
+    listener: str = ""
+    property: str = ""
+
+    def names(self, client_id: str, user: str | None, listener: str, properties: Sequence[tuple[str, str]]) -> bool:
+        """Whether it names a client. *properties*: of its CONNECT."""
+        if self.client and not matches(self.client, client_id):
+            return False
+        if self.user and (user is None or not matches(self.user, user)):
+            return False
+        if self.listener and self.listener != listener:
+            return False
+        name, _, value = self.property.partition("=")
+        return not self.property or (name, value) in properties
+
+    def described(self) -> dict[str, str]:
+        """The table as in the file, for frames and answers; `rule_from()` makes a rule of it again."""
+        return {part: getattr(self, part) for part in PARTS if getattr(self, part)}
+
+
+def rule_from(table: object) -> ApplicationRule:
+    """The rule that *table* describes. ValueError, whose text completes "it must be ..."."""
+    if not isinstance(table, dict) or not table:
+        raise ValueError(RIGHT)
+    for part, text in table.items():
+        if part not in PARTS:
+            raise ValueError(f"{RIGHT}, and {part} is no part of one: {', '.join(PARTS)} are")
+        if (
+            not isinstance(text, str)
+            or not text.isprintable()
+            or not 1 <= len(text.encode(errors="replace")) <= LONGEST
+        ):
+            raise ValueError(f"{RIGHT}, each {part} a text of 1 to {LONGEST} bytes")
+        if part in ("client", "user") and text.count(ANY) > WILDCARDS:
+            raise ValueError(f"{RIGHT}, each {part} with up to {WILDCARDS} `*`")
+        if part == "listener" and text not in LISTENERS:
+            raise ValueError(f"{RIGHT}, each listener one of {', '.join(LISTENERS)}")
+        if part == "property" and (text.startswith("=") or "=" not in text):
+            raise ValueError(f"{RIGHT}, each property a NAME=VALUE")
+    return ApplicationRule(**table)
+
+
+class ApplicationRules:
+    """The kind of the setting application.clients."""
+
+    def take(self, given: object) -> tuple[ApplicationRule, ...]:
+        """*given*: the tables, or one text with a TOML array of inline tables."""
+        if isinstance(given, str):
+            try:
+                given = tomllib.loads(f"clients = {given}")["clients"]
+            except tomllib.TOMLDecodeError:
+                raise ValueError(f'{RIGHT}, or an array such as [{{client = "backend-*"}}]') from None
+        if not isinstance(given, list | tuple):
+            raise ValueError(RIGHT)
+        if len(given) > MOST:
+            raise ValueError(f"at most {MOST} tables")
+        return tuple(one if isinstance(one, ApplicationRule) else rule_from(one) for one in given)
+
+    def show(self, value: tuple[ApplicationRule, ...]) -> str:
+        text = Text()
+        tables = [", ".join(f"{part} = {text.show(name)}" for part, name in one.described().items()) for one in value]
+        return "[" + ", ".join(f"{{{table}}}" for table in tables) + "]"
