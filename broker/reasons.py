@@ -90,6 +90,7 @@ class CloseReason(Enum):
     # MQTT 3 has no answer that refuses a publish.
     GATE_TIMEOUT = ("gate_timeout", 0x97, "a publish waited too long for a busy resource, and MQTT 3 cannot refuse it")
     SLOW_CONSUMER = ("slow_consumer", 0x97, "the client took none of its waiting bytes for too long")
+    PACK_TIMEOUT = ("pack_timeout", 0x97, "the APPLICATION client did not acknowledge messages in time")
     OUTBOUND_BUDGET = ("outbound_budget", 0x97, "the outbound budget is used up, and the client had most of it")
     MESSAGE_BUDGET = (
         "message_budget",
@@ -125,6 +126,7 @@ class DropReason(Enum):
     TOO_LARGE = ("too_large", "messages are larger than the client's maximum packet size")  # [MQTT-3.1.2-25]
     PURGED = ("purged", "an administrator removed messages from the queue of the session")
     SESSION_ENDED = ("session_ended", "messages were queued when the session ended")
+    PACK_TIMEOUT = ("pack_timeout", "the APPLICATION client did not acknowledge the messages in time")
     RETENTION_EXPIRED = (
         "retention_expired",
         "records in the log of the client were deleted, as their retention was over",

@@ -102,6 +102,10 @@ ADVICE: Final[dict[Reason, str]] = {
     CloseReason.GATE_TIMEOUT: "overload.wait is the time a publish may wait. `weir top` shows what is overloaded.",
     CloseReason.SLOW_CONSUMER: f"delivery.slow_consumer_timeout is the time. {SLOW}",
     CloseReason.MESSAGE_BUDGET: "limits.queue_budget is the memory. A client that acknowledges its messages frees it.",
+    CloseReason.PACK_TIMEOUT: (
+        "Its next connection gets the messages again. application.pack_timeout is the time; a client that needs longer "
+        "can ask for a smaller receive maximum."
+    ),
     CloseReason.OUTBOUND_BUDGET: f"delivery.outbound_budget is the limit. {SLOW}",
     CloseReason.INPUT_BUDGET: "limits.packet_bytes is the maximum size of a packet. The budget grows with the memory.",
     CloseReason.RETAIN_NOT_SUPPORTED: "limits.retain = true allows retained messages.",
@@ -119,6 +123,7 @@ ADVICE: Final[dict[Reason, str]] = {
     DropReason.EXPIRED: "The publisher sets the expiry of a message; limits.queue_ttl is the longest.",
     DropReason.TOO_LARGE: "The client sets its maximum packet size in its CONNECT.",
     DropReason.SESSION_ENDED: "A longer session expiry keeps queued messages.",
+    DropReason.PACK_TIMEOUT: "application.pack_timeout is the time, and application.ack_strategy says what follows.",
     DropReason.RETENTION_EXPIRED: "Raise the retention of its topic, in time or bytes. Each count is a record.",
     DropReason.LOG_DAMAGED: "Another program wrote to its topic, or a disk is damaged. Each count is a record.",
     DropReason.LOG_REFUSED: "The most common cause is max.message.bytes of its topic. `weir logs` shows the error.",

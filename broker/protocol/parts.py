@@ -31,6 +31,7 @@ from broker.protocol.gap_notices import GapNotices
 from broker.protocol.hub import Hub
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.message_shedding import MessageShedding
+from broker.protocol.pack_timeouts import PackTimeouts
 from broker.protocol.publishing import Publishing
 from broker.protocol.recent_disconnects import RecentDisconnects
 from broker.protocol.session_lifecycle import SessionLifecycle
@@ -187,6 +188,8 @@ class ProtocolParts:
             )
             routes.backlog.store = shared
             routes.backlog.members_known = False  # until the mesh says so
+            timeouts = PackTimeouts(config.application, store, self.lifecycle)
+            durable.overdue = timeouts.overdue
             self.cold = ColdSessions(
                 durable,
                 ColdIndex(),

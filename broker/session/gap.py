@@ -31,6 +31,7 @@ LOSSES: Final = frozenset(
         DropReason.EXPIRED,
         DropReason.TOO_LARGE,
         DropReason.PURGED,
+        DropReason.PACK_TIMEOUT,
         DropReason.RETENTION_EXPIRED,
         DropReason.LOG_DAMAGED,
         DropReason.LOG_REFUSED,

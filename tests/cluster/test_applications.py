@@ -1,17 +1,34 @@
 # APPLICATION clients of whole workers: with a real Redis, and a model of the log.
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import pytest
 
 from broker.config.applications import ApplicationRule
-from broker.config.schema import Application, Config
-from broker.mqtt.packets import PUBACK, V5, V311, Ack, ConnAck, Connect, Properties, Publish, SubAck, Subscribe, Wanted
+from broker.config.schema import SKIP_ALL, Application, Config
+from broker.mqtt.packets import (
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    PUBREL,
+    V5,
+    V311,
+    Ack,
+    ConnAck,
+    Connect,
+    Properties,
+    Publish,
+    SubAck,
+    Subscribe,
+    Wanted,
+)
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, USER_PROPERTY
 from broker.overload.gate import Gate
 from broker.protocol.client_kinds import APPLICATION, DEVICE, NON_PERSISTENT, kind_of
-from broker.store.durable.application_logs import LogSettings
+from broker.reasons import CloseReason, DropReason
+from broker.store.durable.application_logs import log_settings
 from broker.store.durable.application_queue import topic_of
 from broker.store.durable.store import DurableStore
 from tests.cluster.durable_node import EXPIRY, Durable, StartRedis
@@ -25,8 +42,9 @@ pytestmark = [pytest.mark.system, pytest.mark.interpreted]  # a real Redis
 
 LASTING: Final[Properties] = {SESSION_EXPIRY_INTERVAL: EXPIRY}
 SERVICE: Final = ApplicationRule(client="service*")
-CONFIG: Final = Config(application=Application(clients=(SERVICE,)))
 MOST: Final = 20
+APPLICATION_20: Final = Application(clients=(SERVICE,), max_poll_records=MOST)
+CONFIG: Final = Config(application=APPLICATION_20)
 
 
 Links = dict[Broker, tuple[ModelLink, Gate]]
@@ -38,7 +56,7 @@ def link(log: ModelLog, links: Links, broker: Broker) -> None:
     assert isinstance(store, DurableStore)
     gate = broker.worker.protection.throttle.add_gate("log", broker.clock.now)
     links[broker] = ModelLink(log, broker.identity.incarnation), gate
-    store.keep_logs(links[broker][0], gate, LogSettings(most=MOST))
+    store.keep_logs(links[broker][0], gate, log_settings(broker.worker.base.config.application))
 
 
 def settle(workers: Sequence[Broker], links: Links) -> None:
@@ -83,9 +101,25 @@ def node(start_redis: StartRedis) -> Iterator[Logged]:
     made.worker.close()
 
 
-def subscriber(broker: Broker, client_id: str, user_properties: list[tuple[str, str]] | None = None) -> Client:
-    properties: Properties = {**LASTING, USER_PROPERTY: user_properties or []}
-    client = broker.connect(client_id, V5, clean_start=False, properties=properties)
+@pytest.fixture
+def nodes_with(start_redis: StartRedis) -> Iterator[Callable[[Config], Logged]]:
+    """Makes nodes of a configuration."""
+    made: list[Logged] = []
+
+    def make(config: Config) -> Logged:
+        made.append(Logged(start_redis(), config))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.worker.close()
+
+
+def subscriber(
+    broker: Broker, client_id: str, user_properties: list[tuple[str, str]] | None = None, version: int = V5
+) -> Client:
+    properties: Properties = {**LASTING, USER_PROPERTY: user_properties or []} if version == V5 else {}
+    client = broker.connect(client_id, version, clean_start=False, properties=properties)
     broker.settle()
     if not client.connack.session_present:
         client.send(Subscribe(1, [Wanted(b"t", 2)]))
@@ -94,13 +128,15 @@ def subscriber(broker: Broker, client_id: str, user_properties: list[tuple[str, 
     return client
 
 
-def publish(node: Logged, *payloads: bytes) -> None:
+def publish(node: Logged, *payloads: bytes, qos: int = 1) -> None:
     """Publish, and see the acknowledgements."""
     publisher = node.worker.connect("publisher")
     for number, payload in enumerate(payloads, 1):
-        publisher.send(Publish(b"t", payload, 1, packet_id=number))
+        publisher.send(Publish(b"t", payload, qos, packet_id=number))
     node.settle()
-    assert [PUBACK] * len(payloads) == [each.kind for each in publisher.receive() if isinstance(each, Ack)]
+    assert [PUBACK if qos == 1 else PUBREC] * len(payloads) == [
+        each.kind for each in publisher.receive() if isinstance(each, Ack)
+    ]
     publisher.socket.close()
     node.worker.settle()
 
@@ -119,6 +155,120 @@ def read_all(client: Client, go_on: Callable[[], None]) -> list[bytes]:
 
 def numbers(first: int, last: int) -> list[bytes]:
     return [b"%d" % number for number in range(first, last)]
+
+
+def received(client: Client) -> list[tuple[bytes, int, bool]]:
+    """What the client has received since the last call: payloads, packet ids, and whether they are duplicates."""
+    return [(each.payload, each.packet_id, each.dup) for each in client.receive() if isinstance(each, Publish)]
+
+
+def silent(nodes_with: Callable[..., Logged], version: int, qos: int = 1, **settings: object) -> tuple[Logged, Client]:
+    """A service that has three messages of *qos*, and acknowledges nothing; *settings* of time-outs."""
+    node = nodes_with(Config(application=replace(APPLICATION_20, pack_timeout=20.0, **settings)))  # type: ignore[arg-type]
+    client = subscriber(node.worker, "service1", version=version)
+    node.settle()
+    publish(node, b"1", b"2", b"3", qos=qos)
+    node.settle()
+    assert [(b"1", 1, False), (b"2", 2, False), (b"3", 3, False)] == received(client)
+    return node, client
+
+
+def pass_timeout(node: Logged) -> None:
+    for _ in range(22):
+        node.worker.advance(1.0)
+    node.settle()
+
+
+def drops(node: Logged) -> int:
+    return node.worker.worker.base.counters.dropped_by_reason[DropReason.PACK_TIMEOUT.label]
+
+
+AGAIN: Final = [(b"1", 1, True), (b"2", 2, True), (b"3", 3, True)]
+
+
+def test_an_older_client_is_sent_again_what_it_did_not_acknowledge(nodes_with: Callable[..., Logged]) -> None:
+    """It would wait for ever for what the network, or a bug of it, has lost; or be sent it without end."""
+    node, client = silent(nodes_with, V311)
+    node.worker.advance(10.0)
+    assert [] == received(client)
+    for _ in range(3):
+        pass_timeout(node)
+        assert AGAIN == received(client)
+    pass_timeout(node)
+    assert node.worker.session("service1").outbox is None  # type: ignore[union-attr]
+    client = subscriber(node.worker, "service1", version=V311)
+    node.settle()
+    assert AGAIN == received(client)
+    pass_timeout(node)
+
+    assert AGAIN == received(client), "retries begin anew with each connection"
+    assert 0 == drops(node)
+
+
+def test_a_client_that_acknowledges_in_time_stays(nodes_with: Callable[..., Logged]) -> None:
+    """A client that is slow, and goes on, would be disconnected: each message has its time from when it was sent."""
+    node, client = silent(nodes_with, V5)
+    for first in (4, 7, 10):
+        node.worker.advance(15.0)
+        for number in range(first - 3, first):
+            client.send(Ack(PUBACK, number))
+        publish(node, *numbers(first, first + 3))
+        node.settle()
+        assert numbers(first, first + 3) == [payload for payload, _, _ in received(client)]
+    pass_timeout(node)
+
+    assert CloseReason.PACK_TIMEOUT.code == client.receive()[-1].code  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_client_of_mqtt_5_gets_it_over_its_next_connection(nodes_with: Callable[..., Logged], commits: bool) -> None:
+    """[MQTT-4.4.0-1]. After the retries, what it does not acknowledge keeps it from all else, or is dropped."""
+    node, client = silent(nodes_with, V5, ack_retries=2, commit_after_retries=commits)
+    for _ in range(2):
+        pass_timeout(node)
+        assert CloseReason.PACK_TIMEOUT.code == client.receive()[-1].code  # type: ignore[union-attr]
+        client = subscriber(node.worker, "service1")
+        node.settle()
+        assert AGAIN == received(client)
+    pass_timeout(node)
+
+    connected = node.worker.session("service1").outbox is not None  # type: ignore[union-attr]
+    assert commits is connected
+    assert (3 if commits else 0) == drops(node)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_is_skipped_is_dropped_and_counted(nodes_with: Callable[..., Logged], qos: int) -> None:
+    """The client would never hear of it; or at QoS 2 take another message under the packet id for the same one."""
+    node, client = silent(nodes_with, V5, qos, ack_strategy=SKIP_ALL)
+    pass_timeout(node)
+    assert 3 == drops(node)
+    publish(node, b"4")
+    node.settle()
+    came = client.receive()
+    assert [b"4"] == [each.payload for each in came if isinstance(each, Publish)]
+    released = [each.packet_id for each in came if isinstance(each, Ack) and each.kind == PUBREL]
+    assert ([1, 2, 3] if qos == 2 else []) == released
+    client.send(Ack(PUBACK, 4))
+    for packet_id in released:
+        client.send(Ack(PUBCOMP, packet_id))
+    node.settle()
+    pass_timeout(node)
+
+    session = node.worker.session("service1")
+    assert session is not None and session.outbox is not None
+    assert 0 == session.inflight()
+
+
+def test_a_packet_id_that_is_not_given_back_ends_the_connection(nodes_with: Callable[..., Logged]) -> None:
+    """Nothing is left to be dropped, and the client has no packet id for what follows."""
+    node, client = silent(nodes_with, V5, 2, ack_strategy=SKIP_ALL)
+    pass_timeout(node)
+    assert 3 == len([each for each in client.receive() if isinstance(each, Ack) and each.kind == PUBREL])
+    pass_timeout(node)
+
+    assert CloseReason.PACK_TIMEOUT.code == client.receive()[-1].code  # type: ignore[union-attr]
+    assert 3 == drops(node)
 
 
 def kind(broker: Broker, client_id: str) -> str:

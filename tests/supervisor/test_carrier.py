@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from broker.config.schema import Kafka, Config
+from broker.config.schema import Config, Kafka
 from broker.control.carrier_frames import NewWorker, ToCarrier
 from broker.control.frames import CannotStart, FromSupervisor, LoopStarted, NewCarrier
 from broker.worker_id import WorkerId

@@ -7,32 +7,60 @@ from functools import partial
 from math import inf
 from typing import Final
 
+from broker.config.schema import Application
 from broker.overload.gate import Gate
-from broker.store.durable.application_queue import ApplicationQueue, QueueLogs
+from broker.store.durable.application_queue import NOTHING_SENT, ApplicationQueue, QueueLogs
 from broker.store.durable.log_feed import LogFeed
 from broker.store.logs.port import Appender, LogLink, LogReading
 from broker.store.logs.records import Position
 from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
 
+LOOK: Final = 1.0  # seconds between two looks for what is not acknowledged in time
 RETRY: Final = 5.0  # seconds until a topic is made, or looked for, again
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
     most: int = 200  # messages that were passed on to a client and are not done
+    pack_timeout: float = 20.0  # seconds that the oldest message that was sent may not be done
     properties: TopicProperties = field(default_factory=TopicProperties)
 
 
+def log_settings(application: Application) -> LogSettings:
+    """Those that the configuration has."""
+    properties = TopicProperties(
+        retention=int(application.retention),
+        retention_bytes=application.retention_bytes,
+        replication=application.replication or -1,
+    )
+    return LogSettings(most=application.max_poll_records, pack_timeout=application.pack_timeout, properties=properties)
+
+
 class ApplicationLogs(QueueLogs):
-    def __init__(self, link: LogLink, gate: Gate, settings: LogSettings, wall: Callable[[], float]) -> None:
-        """*gate*: of publishes for the sessions. *wall*: Unix time in seconds."""
+    def __init__(
+        self,
+        link: LogLink,
+        gate: Gate,
+        settings: LogSettings,
+        wall: Callable[[], float],
+        overdue: Callable[[ApplicationQueue, float], None],
+    ) -> None:
+        """*gate*: of publishes for the sessions. *wall*: Unix time in seconds.
+
+        *overdue* is called with a queue, of a client that is connected and has not acknowledged in time.
+        """
         self.gate: Final = gate
         self.most = settings.most
         self.troubles: dict[str, LogError] = {}  # topics that could not be made or found, and why
         self.mirror: Callable[[str, int], None] = _nobody  # is told from which offset on something is not done
         self._link = link
         self._properties = settings.properties
+        self._timeout = settings.pack_timeout
+        self._look = min(LOOK, settings.pack_timeout / 20)
+        self._look_at = 0.0
         self._wall = wall
+        self._overdue = overdue
+        self._awake: dict[ApplicationQueue, None] = {}  # whose clients are connected
         self._due: dict[ApplicationQueue, None] = {}
         self._asked: dict[str, ApplicationQueue] = {}  # by topic: who waits for the answer
         self._again: dict[str, ApplicationQueue] = {}  # the same, for the next attempt
@@ -56,6 +84,12 @@ class ApplicationLogs(QueueLogs):
             for queue in due:
                 queue.hand_over(now, wall)
                 queue.go_on(now)
+        if self._awake and now >= self._look_at:
+            self._look_at = now + self._look
+            for queue in list(self._awake):
+                since = queue.sent_since(now)
+                if since != NOTHING_SENT and now - since >= self._timeout:
+                    self._overdue(queue, now)
         if self._again and self._again_at == inf:
             self._again_at = now + RETRY
         if now >= self._again_at:
@@ -63,7 +97,8 @@ class ApplicationLogs(QueueLogs):
             for queue in again.values():
                 if not queue.ended:
                     self.open(queue)
-        return now if self._due else self._again_at
+        look_at = self._look_at if self._awake else inf
+        return now if self._due else min(look_at, self._again_at)
 
     # Topics.
 
@@ -99,7 +134,11 @@ class ApplicationLogs(QueueLogs):
         self._link.append(queue.topic, 0, body, appender, now)
 
     def read(self, queue: ApplicationQueue, position: Position, feed: LogFeed) -> LogReading:
+        self._awake[queue] = None
         return self._link.read(queue.topic, 0, position, feed)
+
+    def rests(self, queue: ApplicationQueue) -> None:
+        self._awake.pop(queue, None)
 
     def done(self, queue: ApplicationQueue, offset: int) -> None:
         self.mirror(queue.topic, offset)

@@ -37,7 +37,7 @@ from broker.session.queue import MessageBudget
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.log_feed import STEPS, LogFeed
 from broker.store.durable.log_pack import ERA, PACK, PACK_BYTES, LogMessage, encode_log_pack
-from broker.store.durable.pack import Pack
+from broker.store.durable.pack import Pack, position_of
 from broker.store.durable.queue import DurableQueue, QueueReader
 from broker.store.durable.stored_session import LOG
 from broker.store.durable.tokens import TakenNumbers
@@ -53,6 +53,8 @@ SAVED: Final = Struct(
 )  # FORM, messages of the record that were passed on, era; then the position, once it is known
 PREFIX: Final = "weir.msg.app."
 LONGEST: Final = 200  # characters of a client id in the name of a topic, which may have 249
+NOTHING_SENT: Final = -1.0
+UNKNOWN: Final = -2.0  # a time: that of the next look
 PASSED_BYTES: Final = 1024 * 1024  # of messages that wait in the queue; one more message may exceed it
 
 
@@ -83,6 +85,10 @@ class QueueLogs(Protocol):
     def append(self, queue: "ApplicationQueue", body: bytes, appender: Appender, now: float) -> None: ...
 
     def read(self, queue: "ApplicationQueue", position: Position, feed: LogFeed) -> LogReading: ...
+
+    def rests(self, queue: "ApplicationQueue") -> None:
+        """*queue* is not read any more."""
+        ...
 
     def done(self, queue: "ApplicationQueue", offset: int) -> None:
         """All messages in records before *offset* are done."""
@@ -141,6 +147,9 @@ class ApplicationQueue(DurableQueue):
         self._feed: LogFeed | None = None  # while the client is connected
         self._feeding = False
         self._late_source = -1  # that appended what was passed on last, if that was late; -1: it was not
+        self.retries = 0  # time-outs in a row of the same message, for whoever counts them
+        self._timed_out = 0  # the position of that message
+        self._sent: list[tuple[int, float]] = []  # over this connection: the first position that was sent at a time
         self._noted = -1  # the offset behind the last record that was passed on as a whole
         self._ends: list[tuple[int, int]] = []  # of records that are not done: last position, offset behind the record
 
@@ -166,6 +175,7 @@ class ApplicationQueue(DurableQueue):
 
     def wake(self) -> None:
         super().wake()
+        self._sent = [(0, UNKNOWN)]
         if not self._opened:
             self._open()
         self._read_log()
@@ -186,6 +196,12 @@ class ApplicationQueue(DurableQueue):
 
     def keep(self, message: Message, now: float) -> bool:
         return False  # nothing overtakes the log
+
+    def pop(self) -> Message | None:
+        message = super().pop()
+        if message is not None and (not self._sent or self._commit.now != self._sent[-1][1]):
+            self._sent.append((position_of(self.packet_id, self._sent_to), self._commit.now))
+        return message
 
     def done(self, packet_id: int, message: Message, now: float) -> None:
         super().done(packet_id, message, now)
@@ -270,6 +286,7 @@ class ApplicationQueue(DurableQueue):
         if feed is not None:
             self._passed = feed.passed
             feed.stop()
+            self._logs.rests(self)
 
     def log_trouble(self) -> str:
         """Why the log cannot be read; "": nothing is known to be wrong."""
@@ -353,6 +370,27 @@ class ApplicationQueue(DurableQueue):
             offset = ends.pop(0)[1]
         if offset >= 0:
             self._logs.done(self, offset)
+
+    # Time-outs.
+
+    def sent_since(self, now: float) -> float:
+        """When the oldest message was sent that is not done, over this connection; NOTHING_SENT: there is none."""
+        first, sent = self._first_unfinished(), self._sent
+        if sent and sent[0][1] == UNKNOWN:
+            sent[0] = (0, now)
+        if first > self._sent_to or not sent:
+            return NOTHING_SENT
+        while len(sent) > 1 and sent[1][0] <= first:
+            sent.pop(0)
+        return sent[0][1]
+
+    def count_time_out(self, now: float) -> int:
+        """The oldest message is not done in time, whose time begins anew; how often in a row that is so."""
+        first = self._first_unfinished()
+        self.retries = self.retries + 1 if first == self._timed_out else 1
+        self._timed_out = first
+        self._sent = [(0, now)]
+        return self.retries
 
     def _first_unfinished(self) -> int:
         """The position of the first message that is not done; that of the next one, if all are."""

@@ -109,6 +109,7 @@ class DurableStore(OnReady):
         self.retained_load: RetainedLoad | None = None
         self.return_taker: ReturnTaker | None = None
         self.logs: ApplicationLogs | None = None
+        self.overdue: Callable[[ApplicationQueue, float], None] = _nobody_waits  # see `ApplicationLogs`
         self._worker = worker
         self.workers: Final = workers  # of the node
         commands.on_ready(self)
@@ -124,7 +125,10 @@ class DurableStore(OnReady):
 
         *gate*: of publishes for such sessions, which is that of the link.
         """
-        self.logs = ApplicationLogs(link, gate, settings, self._wall)
+        self.logs = ApplicationLogs(link, gate, settings, self._wall, self._tell_overdue)
+
+    def _tell_overdue(self, queue: ApplicationQueue, now: float) -> None:
+        self.overdue(queue, now)
 
     def serve(self, owner: SessionOwner, now: float) -> None:
         """Give *owner* the sessions of this shard, whose former workers have ended; then tell it what concerns them."""
@@ -534,3 +538,7 @@ class _ReadTaken(Command):
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
         self._take.store.not_read(self._take, failure, now)
+
+
+def _nobody_waits(queue: ApplicationQueue, now: float) -> None:
+    pass
