@@ -48,13 +48,12 @@ from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
 
 FORM: Final = 1
-SAVED: Final = Struct(
-    ">BI8s"
-)  # FORM, messages of the record that were passed on, era; then the position, once it is known
+SAVED: Final = Struct(">BI8s")  # FORM, messages of the record that were passed on, era; then the position, if any
 PREFIX: Final = "weir.msg.app."
 LONGEST: Final = 200  # characters of a client id in the name of a topic, which may have 249
 NOTHING_SENT: Final = -1.0
 UNKNOWN: Final = -2.0  # a time: that of the next look
+GRAIN: Final = 0.1  # seconds: messages that are sent within this time count as sent together
 PASSED_BYTES: Final = 1024 * 1024  # of messages that wait in the queue; one more message may exceed it
 
 
@@ -185,7 +184,9 @@ class ApplicationQueue(DurableQueue):
         super().rest()
 
     def append(self, message: Message, most: int, now: float) -> int:
-        message.hold()
+        completion = message.hold()
+        if not self._opened:  # the gate of the log does not know of it yet
+            completion.needs_long()
         self._offered.append(message)
         self._offered_bytes += message.size
         self.size += message.size
@@ -199,7 +200,7 @@ class ApplicationQueue(DurableQueue):
 
     def pop(self) -> Message | None:
         message = super().pop()
-        if message is not None and (not self._sent or self._commit.now != self._sent[-1][1]):
+        if message is not None and (not self._sent or self._commit.now - self._sent[-1][1] >= GRAIN):
             self._sent.append((position_of(self.packet_id, self._sent_to), self._commit.now))
         return message
 
@@ -244,6 +245,7 @@ class ApplicationQueue(DurableQueue):
             return
         offered, self._offered = self._offered, []
         self._offered_bytes = 0
+        self._appending += 1  # until all are: the log may refuse one at once
         messages: list[Message] = []
         size = 0
         for message in offered:
@@ -255,6 +257,7 @@ class ApplicationQueue(DurableQueue):
             messages.append(message)
             size += message.size
         self._append_pack(messages, now, wall)
+        self.appended(now)
 
     def _append_pack(self, messages: list[Message], now: float, wall: float) -> None:
         body = encode_log_pack(messages, self._era, self._late, now, wall)
@@ -263,7 +266,7 @@ class ApplicationQueue(DurableQueue):
         self._logs.append(self, body, Appended(self, completions), now)
 
     def appended(self, now: float) -> None:
-        """A pack that was under way is not any more."""
+        """What was counted as under way is not any more."""
         self._appending -= 1
         self._give_if_stored()
 
@@ -354,10 +357,13 @@ class ApplicationQueue(DurableQueue):
 
     def _note_end(self, feed: LogFeed) -> None:
         """If the feed has come to the end of a record, that is done when all is that was passed on so far."""
-        offset = feed.position.offset
-        if offset != self._noted:
-            self._noted = offset
-            self._ends.append((self._last, offset))
+        offset, ends = feed.position.offset, self._ends
+        if offset == self._noted:
+            return
+        self._noted = offset
+        if ends and ends[-1][0] == self._last:  # it has no messages that were passed on
+            ends.pop()
+        ends.append((self._last, offset))
 
     def _tell_done(self) -> None:
         """Tell which records are done."""

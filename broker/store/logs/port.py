@@ -1,8 +1,8 @@
 # The log as a worker's sessions see it: the port. The link to the carrier, which has the log, stands behind it.
 #
-# Everything is answered later, and never within the call. What is appended to a partition is told in its order. A pack
-# that the log has twice is read once: what lies behind the port leaves out what the position of a reading has passed
-# (records.py), and nobody here has to.
+# Everything is answered later, and not within the call, but for a pack that is too large: it may be refused at once.
+# What is appended to a partition is told in its order. A pack that the log has twice is read once: what lies behind the
+# port leaves out what the position of a reading has passed (records.py), and nobody here has to.
 from collections.abc import Callable
 from typing import Protocol
 

@@ -13,6 +13,7 @@ from broker.store.durable.log_pack import PACK_BYTES, decode_log_pack, encode_lo
 from broker.store.durable.pack import DamagedPack
 from broker.store.durable.stored_session import LOG
 from broker.store.durable.tokens import NUMBER, ORIGIN
+from broker.store.logs.port import Appender
 from broker.store.logs.records import Pack
 from tests.session.receiver import message
 from tests.store.durable.durable_worker import CLIENT, EXPIRY, KEYS, WALL, DurableWorker, answered, incarnation
@@ -133,6 +134,19 @@ def test_a_pack_that_takes_long_has_its_publishers_wait(worker: DurableWorker) -
     worker.link.unstored[0].appender.late(worker.now)
 
     assert published.completion is not None and published.completion.long
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_publishers_wait_for_a_log_that_is_not_there(log: ModelLog, away: bool) -> None:
+    """The gate counts what is appended: each could have any number wait for a topic that cannot be made."""
+    worker = DurableWorker(ModelRedis(), log=log)
+    worker.link.away = away
+    worker.connect()
+    worker.settle()
+    published = worker.offer(b"x")
+
+    assert published.completion is not None
+    assert away is published.completion.long
 
 
 def test_nothing_is_appended_before_the_era_is_stored(log: ModelLog) -> None:
@@ -527,6 +541,33 @@ def test_a_session_moves_to_another_worker(worker: DurableWorker, log: ModelLog,
         assert other.session.pubrec(packet_id, 0, other.now)
     other.settle()
     assert 0 == worker.budget.used
+
+
+def test_a_session_is_given_when_all_of_a_slice_is_appended(worker: DurableWorker) -> None:
+    """The next worker would append before this one, as a part of it was refused at once."""
+    link = worker.link
+    append = link.append
+
+    def refuse_first(topic: str, partition: int, body: bytes, appender: Appender, now: float) -> None:
+        link.append = append  # type: ignore[method-assign]
+        appender.refused(refusal(), now)
+
+    link.append = refuse_first  # type: ignore[method-assign]
+    worker.redis.values[KEYS.commit_number(incarnation(2))] = b"0"
+    for _ in range(LOG_PACK + 1):
+        worker.offer(b"x")
+    given: list[bytes | None] = []
+    worker.owner.record.give(incarnation(2), given.append)
+    for _ in range(5):
+        worker.tick(0.01)
+        worker.redis.execute()
+        worker.redis.answer(worker.now)
+    assert [] == given
+    assert 1 == len(link.unstored)
+    worker.settle()
+
+    assert 1 == len(given)
+    assert LOG_PACK == worker.client.dropped(DropReason.LOG_REFUSED)
 
 
 def test_a_session_that_stays_appends_what_it_was_offered_meanwhile(worker: DurableWorker) -> None:

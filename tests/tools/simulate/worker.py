@@ -63,10 +63,10 @@ class Silent:
 
 
 class Unpaused:
-    """A `SourcePause` of publishers that never have too many unanswered publishes."""
+    """A `SourcePause` of publishers that are paused for what needs long, and are read all the same."""
 
     def pause(self, source: Outbox) -> None:
-        raise AssertionError("too many answers wait")
+        pass
 
     def resume(self, source: Outbox) -> None:
         pass
