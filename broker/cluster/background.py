@@ -38,9 +38,11 @@ class ClusterBackground(Background):
         self._internal_errors = internal_errors
 
     def tick(self, now: float) -> float:
+        due = self._tick(now)
+        return due if self._carrier is None else min(due, self._carrier.tick(now))  # behind those who append
+
+    def _tick(self, now: float) -> float:
         due = self._mesh.tick(now)
-        if self._carrier is not None:
-            due = min(due, self._carrier.tick(now))
         if self._registry_client is None or self._claims is None or self._orphaned_wills is None:
             return due
         try:

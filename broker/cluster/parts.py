@@ -38,6 +38,7 @@ from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.origin import Origin
 from broker.session.queue import MessageBudget
+from broker.store.durable.application_logs import log_settings
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.replication import Replication
 from broker.store.durable.shared_bodies import SharedBodies
@@ -82,6 +83,7 @@ class ClusterLinks:
         self.durable_store: DurableStore | None = None
         self.store_gate: Gate | None = None  # of it
         self.carrier: CarrierLink | None = None  # None: the node has none
+        self.log_gate: Gate | None = None  # of publishes for logs
         self._leases: Leases | None = None
         self._base = base
         self._redis = redis
@@ -154,6 +156,8 @@ class ClusterLinks:
         ttl, soon = base.config.limits.queue_ttl, base.reactor.soon
         self.durable_store = DurableStore(commands, commit, keys, worker, base.workers, budget, base.wall, ttl, soon)
         self.durable_store.store_retained(retained, self.stamps, most_unwritten)
+        if self.carrier is not None and self.log_gate is not None:
+            self.durable_store.keep_logs(self.carrier, self.log_gate, log_settings(base.config.application))
         self.durable_store.start(base.clock())
         return self.durable_store
 
@@ -161,7 +165,7 @@ class ClusterLinks:
         """Make the link to the carrier, if the node has one; publishes for logs wait at a gate of *throttle*."""
         base = self._base
         if needs_carrier(base.config):
-            gate = throttle.add_gate(log_of(str(base.worker)), base.clock())
+            self.log_gate = gate = throttle.add_gate(log_of(str(base.worker)), base.clock())
             log_gate = LogGate(gate, throttle.opened)
             self.carrier = CarrierLink(base.worker.incarnation, log_gate, base.internal_errors.report)
 

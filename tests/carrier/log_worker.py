@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, get_args
 
+from broker.config.applications import ApplicationRule
 from broker.config.schema import Application, Config
 from broker.control.frame_codec import Frame, FrameDecoder
 from broker.control.link import Link
@@ -220,7 +221,9 @@ class Reader:
 class LogWorker:
     def __init__(self, sock: socket.socket, begin: Begin) -> None:
         identity = WorkerId("test", 0, begin.incarnation)
-        self.worker = Worker(Config(application=Application(enabled=True)), 10, identity=identity)
+        self.worker = Worker(
+            Config(application=Application(clients=(ApplicationRule(client="app-*"),))), 10, identity=identity
+        )
         link = self.worker.links.carrier
         assert link is not None
         self._carrier = link

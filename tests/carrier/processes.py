@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Generic, TypeVar
 
+from broker.config.applications import ApplicationRule
 from broker.config.schema import Application, Config, Kafka
 from broker.config.sources import described
 from broker.control import heartbeat
@@ -124,7 +125,7 @@ class RunningCarrier(Running[ToCarrier, FromCarrier]):
         self.lines = tempfile.TemporaryFile()  # noqa: SIM115
         inherits = (memory, self.lines.fileno())
         super().__init__("broker.carrier", FROM_CARRIER, [str(os.getpid())], inherits)
-        config = Config(application=Application(enabled=True), kafka=kafka or Kafka())
+        config = Config(application=Application(clients=(ApplicationRule(client="app-*"),)), kafka=kafka or Kafka())
         assignment = CarrierAssignment(
             node="test",
             incarnation=secrets.randbits(63),

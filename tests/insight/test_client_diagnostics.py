@@ -2,6 +2,7 @@
 import socket
 from collections.abc import Callable
 
+from broker.config.applications import ApplicationRule
 from broker.config.schema import Application, Config, Delivery, Limits, Quotas, QuotaScope
 from broker.insight.facts import Facts
 from broker.mqtt.packets import V5, Publish
@@ -177,7 +178,7 @@ def test_what_a_client_lost_is_told_with_the_first_and_the_last_time(brokers: Br
 
 def test_the_gate_of_the_log_says_what_is_wrong_with_it(brokers: Brokers) -> None:
     """`weir why` would not tell a carrier that is away from a slow Kafka."""
-    broker = brokers(Config(application=Application(enabled=True)))
+    broker = brokers(Config(application=Application(clients=(ApplicationRule(client="app-*"),))))
     link = broker.worker.links.carrier
     assert link is not None
     (gate,) = [gate for gate in broker.worker.protection.throttle._queues if gate.resource == "weir/0 log"]

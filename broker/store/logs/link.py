@@ -15,13 +15,14 @@
 from collections import deque
 from collections.abc import Callable
 from math import inf
-from typing import Final, Protocol
+from typing import Final
 
 from broker.reasons import LogFailure
 from broker.store.logs import frames
 from broker.store.logs.frames import Body, LaneError, LogStatus
 from broker.store.logs.lane import Lane
 from broker.store.logs.log_gate import LATE, LogGate
+from broker.store.logs.port import Appender, LogReader
 from broker.store.logs.records import Position, Record
 from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
 
@@ -30,48 +31,6 @@ PACK: Final = 400  # bytes that a pack takes beside its body, with who has it ap
 
 Then = Callable[[LogError | None], None]
 Described = Callable[[TopicDescription | None, LogError | None], None]
-
-
-class Appender(Protocol):
-    """Who has a pack appended. One of `stored()` and `refused()` is called, once."""
-
-    def stored(self, offset: int, now: float) -> None:
-        """The log has the pack, in the record at *offset*."""
-        ...
-
-    def refused(self, error: LogError, now: float) -> None:
-        """The log will never have the pack; those behind it go on."""
-        ...
-
-    def late(self, now: float) -> None:
-        """Packs for other partitions have overtaken the pack; before `stored()` or `refused()`, at most once.
-
-        The gate counts its publishes no more, so their publishers have to be made to wait for it.
-        """
-        ...
-
-
-class LogReader(Protocol):
-    """Who reads a partition."""
-
-    def received(self, record: Record, now: float) -> None:
-        """The next record, to be given to `LogReading.taken()`; it may have no pack that is new."""
-        ...
-
-    def jumped(self, expected: int, offset: int, now: float) -> None:
-        """Reading goes on at *offset*, as the records from *expected* on have been deleted.
-
-        *offset* below *expected*: the topic has been made anew, and is read from its beginning.
-        """
-        ...
-
-    def damaged(self, offset: int, record: bytes, why: str, now: float) -> None:
-        """The record at *offset*, of which *record* is the beginning, cannot be decoded, and is skipped."""
-        ...
-
-    def failed(self, error: LogError, now: float) -> None:
-        """The partition cannot be read, for a reason that people have to remove; it is tried again."""
-        ...
 
 
 class Unstored:
