@@ -1,4 +1,4 @@
-# Which clients are of the kind APPLICATION: the tables [[application.clients]] of the file.
+# What concerns APPLICATION clients. Which clients are of that kind say the tables [[application.clients]] of the file.
 #
 # A table has one or more parts: `client` and `user` are patterns (patterns.py), of the client id and of the verified
 # user name; `listener` is one of LISTENERS; `property` is a user property of CONNECT, NAME=VALUE. All parts of a table
@@ -8,8 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from broker.config.fields import choice, duration, flag, number, setting, size
 from broker.config.patterns import ANY, WILDCARDS, matches
-from broker.config.values import Text
+from broker.config.values import MIB, Text
+
+# Values of application.ack_strategy, with the names of TBMQ.
+RETRY_ALL: Final = "RETRY_ALL"
+SKIP_ALL: Final = "SKIP_ALL"
 
 MOST: Final = 100  # tables: each CONNECT is compared with all of them
 LONGEST: Final = 1024  # bytes of a part
@@ -85,3 +90,24 @@ class ApplicationRules:
         text = Text()
         tables = [", ".join(f"{part} = {text.show(name)}" for part, name in one.described().items()) for one in value]
         return "[" + ", ".join(f"{{{table}}}" for table in tables) + "]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Application:
+    """APPLICATION clients: services whose sessions outlive their connections, with messages in logs of their own."""
+
+    clients: tuple[ApplicationRule, ...] = setting((), ApplicationRules())  # which clients are of that kind
+    # Messages of a log that were passed on to its client and are not done: acknowledged, or given up. As in TBMQ.
+    max_poll_records: int = number(200, least=1, most=60_000)
+    # Seconds after which the oldest message that was sent is to be acknowledged; as in TBMQ.
+    pack_timeout: float = duration(20.0, least=0.1, most=86400.0)
+    # What follows. RETRY_ALL: all that is not acknowledged is sent again, with MQTT 5.0 over the next connection only
+    # [MQTT-4.4.0-1]: its client is disconnected. SKIP_ALL: it is dropped.
+    ack_strategy: str = choice(RETRY_ALL, RETRY_ALL, SKIP_ALL)
+    ack_retries: int = number(3, most=1_000_000)  # how often RETRY_ALL does that before it disconnects; 0 = any number
+    commit_after_retries: bool = flag(False)  # it drops the messages then, as TBMQ does, and disconnects nobody
+    retention: float = duration(7 * 86400.0, least=60.0)  # of a topic, as in TBMQ
+    retention_bytes: int = size(1_048_576_000, least=MIB)
+    replication: int = number(0, most=100)  # copies that Kafka keeps of a topic; 0 = as many as its default is
+    # The node does not start while the log cannot be used. false: it starts, and tries on.
+    required: bool = flag(True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from typing import Final
 
-from broker.config.applications import ApplicationRule, ApplicationRules
+from broker.config.applications import Application
 from broker.config.fields import (
     EXABYTE,
     brokers,
@@ -37,10 +37,6 @@ MEMORY: Final = "memory"
 PROCESS: Final = "process"
 POWER: Final = "power"
 REPLICATED: Final = "replicated"
-
-# Values of application.ack_strategy, with the names of TBMQ.
-RETRY_ALL: Final = "RETRY_ALL"
-SKIP_ALL: Final = "SKIP_ALL"
 
 # The largest packet: five bytes of fixed header and a remaining length of 268 435 455 (1.5.5).
 LARGEST_PACKET: Final = 268_435_460
@@ -403,27 +399,6 @@ class Kafka:
     hosts: tuple[str, ...] = brokers()  # HOST:PORT of some brokers; none = logs are streams of Redis
     options: tuple[ClientOption, ...] = client_options()  # for kafka-python, about SASL and TLS, by its own names
     password_file: str = path()  # a file with the password of SASL; "" = none
-
-
-@dataclass(frozen=True, kw_only=True)
-class Application:
-    """APPLICATION clients: services whose sessions outlive their connections, with messages in logs of their own."""
-
-    clients: tuple[ApplicationRule, ...] = setting((), ApplicationRules())  # which clients are of that kind
-    # Messages of a log that were passed on to its client and are not done: acknowledged, or given up. As in TBMQ.
-    max_poll_records: int = number(200, least=1, most=60_000)
-    # Seconds after which the oldest message that was sent is to be acknowledged; as in TBMQ.
-    pack_timeout: float = duration(20.0, least=0.1, most=86400.0)
-    # What follows. RETRY_ALL: all that is not acknowledged is sent again, with MQTT 5.0 over the next connection only
-    # [MQTT-4.4.0-1]: its client is disconnected. SKIP_ALL: it is dropped.
-    ack_strategy: str = choice(RETRY_ALL, RETRY_ALL, SKIP_ALL)
-    ack_retries: int = number(3, most=1_000_000)  # how often RETRY_ALL does that before it disconnects; 0 = any number
-    commit_after_retries: bool = flag(False)  # it drops the messages then, as TBMQ does, and disconnects nobody
-    retention: float = duration(7 * 86400.0, least=60.0)  # of a topic, as in TBMQ
-    retention_bytes: int = size(1_048_576_000, least=MIB)
-    replication: int = number(0, most=100)  # copies that Kafka keeps of a topic; 0 = as many as its default is
-    # The node does not start while the log cannot be used. false: it starts, and tries on.
-    required: bool = flag(True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,8 @@ class Loaded:
             if isinstance(value, str):
                 value = without_password(value)
             text = kind.show(value)
-            yield Effective(key, _as_written(value), text, self.sources.get(key, "default"))
+            value = dict(value) if key == "kafka.options" else _as_written(value)
+            yield Effective(key, value, text, self.sources.get(key, "default"))
 
 
 def load(

@@ -6,7 +6,7 @@
 # last retry the client is disconnected, or the messages are dropped. With SKIP_ALL they are dropped at once.
 #
 # A PUBCOMP that does not come keeps the packet id, and nothing is left to drop: then the client is disconnected.
-from broker.config.schema import SKIP_ALL, Application
+from broker.config.applications import SKIP_ALL, Application
 from broker.mqtt.packets import V5
 from broker.protocol.connection import Connection
 from broker.protocol.lifecycle import ConnectionLifecycle

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, get_args
 
-from broker.config.applications import ApplicationRule
-from broker.config.schema import Application, Config
+from broker.config.applications import Application, ApplicationRule
+from broker.config.schema import Config
 from broker.control.frame_codec import Frame, FrameDecoder
 from broker.control.link import Link
 from broker.control.supervised import first_frame

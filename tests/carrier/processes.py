@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Generic, TypeVar
 
-from broker.config.applications import ApplicationRule
-from broker.config.schema import Application, Config, Kafka
+from broker.config.applications import Application, ApplicationRule
+from broker.config.schema import Config, Kafka
 from broker.config.sources import described
 from broker.control import heartbeat
 from broker.control.carrier_frames import (

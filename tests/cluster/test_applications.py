@@ -6,8 +6,8 @@ from typing import Final
 
 import pytest
 
-from broker.config.applications import ApplicationRule
-from broker.config.schema import SKIP_ALL, Application, Config
+from broker.config.applications import SKIP_ALL, Application, ApplicationRule
+from broker.config.schema import Config
 from broker.mqtt.packets import (
     PUBACK,
     PUBCOMP,

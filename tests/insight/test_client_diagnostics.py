@@ -2,8 +2,8 @@
 import socket
 from collections.abc import Callable
 
-from broker.config.applications import ApplicationRule
-from broker.config.schema import Application, Config, Delivery, Limits, Quotas, QuotaScope
+from broker.config.applications import Application, ApplicationRule
+from broker.config.schema import Config, Delivery, Limits, Quotas, QuotaScope
 from broker.insight.facts import Facts
 from broker.mqtt.packets import V5, Publish
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from broker.config.schema import Config, Kafka
+from broker.config.applications import Application, ApplicationRule
+from broker.config.schema import Config
 from broker.control.carrier_frames import NewWorker, ToCarrier
 from broker.control.frames import CannotStart, FromSupervisor, LoopStarted, NewCarrier
 from broker.worker_id import WorkerId
@@ -43,7 +44,7 @@ class PaperWorker:
 
 class Scene:
     def __init__(self, folder: Path) -> None:
-        config = Config(kafka=Kafka(hosts=("127.0.0.1:1",)))
+        config = Config(application=Application(clients=(ApplicationRule(client="a"),)))
         self.workers = [PaperWorker(0), PaperWorker(1)]
         log = structlog.get_logger()
         redis = NodeRedis(config, NodeFolder("weir", str(folder)), log)

@@ -7,7 +7,7 @@ from functools import partial
 from math import inf
 from typing import Final
 
-from broker.config.schema import Application
+from broker.config.applications import Application
 from broker.overload.gate import Gate
 from broker.store.durable.application_queue import NOTHING_SENT, ApplicationQueue, QueueLogs
 from broker.store.durable.log_feed import LogFeed
