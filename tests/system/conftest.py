@@ -28,6 +28,7 @@ MOSQUITTO: Final = os.environ.get("WEIR_SYSTEM_BROKER") == "mosquitto"
 OWN_WORKERS: Final = tuple(
     f"test_{name}"
     for name in (
+        "applications",
         "bench",
         "carrier",
         "client_limits",

@@ -25,6 +25,8 @@ Log = list[MutableMapping[str, Any]]
 
 ALL: Final[list[Enum]] = [*PauseReason, *PublishRefusal, *DropReason, *FilterRefusal, *CloseReason]
 TASKS: Final = "it takes the tasks of trio: see tests/net/test_websocket.py"
+LOGS: Final = "it takes a log: see tests/cluster/test_applications.py"
+QUEUE: Final = "it takes a log: see tests/store/durable/test_application.py"
 MISSING: Final[dict[Enum, str]] = {
     CloseReason.WEBSOCKET_REFUSED: TASKS,
     CloseReason.WEBSOCKET_ERROR: TASKS,
@@ -32,6 +34,11 @@ MISSING: Final[dict[Enum, str]] = {
     CloseReason.RECEIVER_MOVED: "it takes a stored session: see tests/cluster/test_durable_takeovers.py",
     CloseReason.SESSION_DAMAGED: "it takes a stored session: see tests/cluster/test_durable.py",
     PauseReason.STORE: "it takes a stored session: see tests/cluster/test_durable_publishers.py",
+    CloseReason.PACK_TIMEOUT: LOGS,
+    DropReason.PACK_TIMEOUT: LOGS,
+    DropReason.RETENTION_EXPIRED: QUEUE,
+    DropReason.LOG_DAMAGED: QUEUE,
+    DropReason.LOG_REFUSED: QUEUE,
     DropReason.RETAINED_UNWRITTEN: "it takes a store: see tests/cluster/test_durable_retained.py",
 }
 LINES: Final[dict[type[Enum], str]] = {

@@ -1,0 +1,150 @@
+# APPLICATION clients of a whole node: other people's clients, and a carrier and workers that are killed.
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from paho.mqtt.enums import MQTTProtocolVersion
+
+from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, Ack, Publish
+from tests.system import node
+from tests.system.addresses import Address
+from tests.system.nodes import Node, StartNode
+from tests.system.programs.command_line import CommandLine
+from tests.system.programs.interface import Listener, Program, Wish
+from tests.system.programs.paho_client import Paho
+from tests.system.raw import RawClient
+
+pytestmark = pytest.mark.weir_only("a matter of Weir's processes")
+
+SERVICE: Final = "service1"
+SETTINGS: Final = {"application__clients": '[{client = "service*"}]', "store__durability": "process"}
+PROGRAMS: Final = {"mosquitto_sub": CommandLine("mqttv311"), "paho": Paho(MQTTProtocolVersion.MQTTv5)}
+COUNT: Final = 50
+each_program = pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
+
+
+@pytest.fixture
+def listen(tmp_path: Path) -> Callable[[Node, Program, int], Listener]:
+    """Connects the service, or has it come back."""
+
+    def start(weir: Node, program: Program, qos: int) -> Listener:
+        return program.listen(Address("tcp", weir.port, tmp_path), "readings/#", Wish(qos, SERVICE))
+
+    return start
+
+
+Listen = Callable[[Node, Program, int], Listener]
+
+
+def facts(weir: Node, client_id: str) -> dict[str, Any]:
+    told: dict[str, Any] = node.ask(weir.control, "client", client=client_id)
+    return told
+
+
+def publisher_at(weir: Node, worker: int) -> RawClient:
+    """A publisher that is connected to *worker*."""
+    number = 0
+    while True:  # the kernel chooses the worker of each connection
+        number += 1
+        name = f"publisher-{worker}-{number}"
+        client = weir.client(name)
+        if facts(weir, name)["worker"] == worker:
+            return client
+        client.close()
+
+
+def send(client: RawClient, name: str, first: int, count: int = COUNT, qos: int = 1) -> None:
+    """Publish numbers from *first* on, and wait for nothing."""
+    for number in range(first, first + count):
+        client.send(Publish(b"readings/" + name.encode(), b"%d" % number, qos, packet_id=number + 1))
+
+
+def acknowledged(client: RawClient, first: int, count: int = COUNT, qos: int = 1) -> None:
+    """Wait until what was sent is acknowledged."""
+    packet_ids = range(first + 1, first + 1 + count)
+    for packet_id in packet_ids:
+        client.expect_ack(PUBACK if qos == 1 else PUBREC, packet_id)
+    if qos == 2:
+        for packet_id in packet_ids:
+            client.send(Ack(PUBREL, packet_id))
+        for packet_id in packet_ids:
+            client.expect_ack(PUBCOMP, packet_id)
+
+
+def publish(client: RawClient, name: str, first: int) -> None:
+    send(client, name, first)
+    acknowledged(client, first)
+
+
+def take(service: Listener, **last: int) -> dict[str, list[int]]:
+    """What comes until the number *last* of each publisher has come: numbers by publisher."""
+    found: dict[str, list[int]] = {name: [] for name in last}
+    while not all(number in found[name] for name, number in last.items()):
+        message = service.take()
+        found[message.topic.removeprefix("readings/")].append(int(message.payload))
+    return found
+
+
+def once(numbers: list[int]) -> list[int]:
+    """*numbers* without those that came a second time: at QoS 1, what was not acknowledged comes again."""
+    return [*dict.fromkeys(numbers)]
+
+
+@each_program
+def test_a_service_gets_what_was_published_at_all_workers_while_it_was_away(
+    start_node: StartNode, listen: Listen, program: Program
+) -> None:
+    """It would lose messages with its connection, or with the worker that has its session."""
+    weir = start_node(2, **SETTINGS)
+    service = listen(weir, program, 1)
+    home = facts(weir, SERVICE)
+    assert "application" == home["kind"]
+    here, there = publisher_at(weir, home["worker"]), publisher_at(weir, 1 - home["worker"])
+    publish(here, "a", 0)
+    publish(there, "b", 0)
+    assert {"a": [*range(COUNT)], "b": [*range(COUNT)]} == take(service, a=COUNT - 1, b=COUNT - 1)
+    service.die()
+    publish(here, "a", COUNT)
+    publish(there, "b", COUNT)
+    pid = weir.pids[home["worker"]]
+    os.kill(pid, signal.SIGKILL)
+    weir.wait_for("worker_died")
+    weir.wait_until(lambda: node.serves(weir.control) and pid not in weir.pids, "serve again")
+    publish(there, "b", 2 * COUNT)
+
+    service = listen(weir, program, 1)
+    found = take(service, a=2 * COUNT - 1, b=3 * COUNT - 1)
+    service.leave()
+    for name, last in (("a", 2 * COUNT), ("b", 3 * COUNT)):
+        assert [*range(COUNT, last)] == [number for number in once(found[name]) if number >= COUNT]
+
+
+@each_program
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_service_misses_nothing_when_the_carrier_is_killed(
+    start_node: StartNode, listen: Listen, program: Program, qos: int
+) -> None:
+    """What was acknowledged would be lost with the carrier, or come twice from the next one."""
+    weir = start_node(2, **SETTINGS)
+    service = listen(weir, program, qos)
+    clients = {"a": publisher_at(weir, 0), "b": publisher_at(weir, 1)}
+    rounds = 3
+    for number in range(rounds):
+        first = 2 * COUNT * number
+        for name, client in clients.items():
+            send(client, name, first, qos=qos)
+        os.kill(node.status(weir.control)["carrier"]["pid"], signal.SIGKILL)
+        for name, client in clients.items():
+            send(client, name, first + COUNT, qos=qos)
+        weir.wait_for("carrier_died", number + 1)
+        for client in clients.values():
+            acknowledged(client, first, 2 * COUNT, qos)
+        weir.wait_for("carrier_ready", number + 2)
+
+    last = 2 * COUNT * rounds
+    assert {"a": [*range(last)], "b": [*range(last)]} == take(service, a=last - 1, b=last - 1)
+    service.leave()
+    assert [] == weir.lines("worker_died")
