@@ -20,7 +20,7 @@ from broker.store.logs.records import START, Pack, encode
 from broker.store.logs.topics import LogError, Partition
 
 MOST_BYTES: Final = 64 * 1024 * 1024  # that wait, in all partitions: a second of 300 000 messages of 120 bytes
-PACK_BYTES: Final = 500  # of a pack that waits, beside its body: objects, and what it calls
+PACK_BYTES: Final = 520  # of a pack that waits, beside its body: objects, and what it calls
 QUEUE_BYTES: Final = 1200  # of a partition that has some
 COPIES: Final = 4  # of a record that is under way: here, in a batch, in a request, and in what the socket has not taken
 RECORD_BYTES: Final = 512 * 1024  # of a record, unless one pack is larger; Kafka takes 1 MiB
