@@ -54,6 +54,7 @@ class CloseReason(Enum):
     GUESSES_OF_ADDRESS = ("guesses_of_address", 0x9F, "too many wrong passwords came from the address of late")
     NOT_AUTHORIZED = ("not_authorized", 0x87, "the user may not do that, or the client has no user and needs one")
     SERVER_UNAVAILABLE = ("server_unavailable", 0x88, "Redis did not answer in time, or cannot store a session now")
+    LOG_UNAVAILABLE = ("log_unavailable", 0x88, "the log of the APPLICATION client, which is new, cannot be made now")
     SERVER_BUSY = ("server_busy", 0x89, "too many passwords wait to be checked")
     CONNECTS_WAITING = ("connects_waiting", 0x89, "the queue of waiting CONNECTs is full")
     CONNECT_DISPLACED = (

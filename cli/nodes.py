@@ -133,6 +133,8 @@ def show_status(answer: dict[str, Any]) -> None:
     if answer.get("carrier"):
         for line in carrier_lines(answer["carrier"]):
             screen.print(line, highlight=False)
+        for line in log_lines(answer["workers"]):
+            screen.print(line, highlight=False, markup=False)
     numbers = ("pid", "up", "clients", "in", "out", "CPU", "memory", "deaths")
     table = table_of("worker", "state", *numbers, right=("worker", *numbers))
     for one in answer["workers"]:
@@ -167,6 +169,18 @@ def carrier_lines(carrier: dict[str, Any]) -> list[str]:
         f"            nothing can be appended to {topic}/{number}: {why}"
         for topic, number, why in report.get("failing", [])
     ]
+    return lines
+
+
+def log_lines(workers: list[dict[str, Any]]) -> list[str]:
+    """The logs of APPLICATION clients of *workers* that cannot be made, found or read."""
+    lines: list[str] = []
+    for one in workers:
+        logs = (one.get("statistics") or {}).get("logs", {"failing": 0, "named": []})
+        lines += [f"            {topic} cannot be used: {why}" for topic, why in logs["named"]]
+        if logs["failing"] > len(logs["named"]):
+            more = logs["failing"] - len(logs["named"])
+            lines.append(f"            {counted(more, 'more log')} of worker {one['worker']} cannot be used")
     return lines
 
 

@@ -19,12 +19,15 @@ from broker.net.dialling import Dialler
 from broker.net.log_lane import StreamLane
 from broker.net.loop import Loop
 from broker.net.reactor import Reactor
-from broker.store.logs.topics import LogError, TopicDescription
+from broker.store.durable.application_logs import log_settings
+from broker.store.durable.application_queue import topic_of
+from broker.store.logs.topics import LogError
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.pipeline import CommandPipeline
 from broker.worker_id import WorkerId
 
 NO_STALLS: Final = 3600.0  # seconds; there are no clients
+TRIED: Final = topic_of(b"weir")  # as that of any client
 NO_CLIENT: Final = "kafka.hosts is set, but the client of Kafka is not installed: pip install 'weirmq[kafka]'."
 
 
@@ -44,6 +47,7 @@ class Carrier:
         self.clock: Final = clock
         self.reactor = Reactor(clock, input_budget=ANY)
         self.kafka = config.kafka.hosts
+        self._properties = log_settings(config.application).properties
         self._lines = lines
         name = f"weir-{assignment.node}-carrier"
         self._connections = [] if self.kafka else [self._connection(assignment.redis, name) for _ in range(2)]
@@ -53,7 +57,7 @@ class Carrier:
         else:
             commands, waits = self._connections
             self.log = RedisLog(commands, waits, config.redis.prefix, f"{assignment.incarnation:016x}", clock)
-        self.turns = Turns(self.log, self._connections)
+        self.turns = Turns(self.log, self._connections, lines)
         self.collector = Collector()
         self.loop = Loop(self.reactor, self.turns, self.collector, OutboundBudget(ANY), stall_timeout=NO_STALLS)
 
@@ -69,7 +73,7 @@ class Carrier:
         self.loop.shut_down()
 
     def _try_log(self, then: Callable[[str], None]) -> None:
-        def found(description: TopicDescription | None, error: LogError | None) -> None:
+        def tried(error: LogError | None) -> None:
             if error is None:
                 then("")
             elif self.kafka:
@@ -77,7 +81,7 @@ class Carrier:
             else:
                 then(f"Redis cannot be used for logs: {error}.")
 
-        self.log.describe("weir", found)
+        self.log.try_out(TRIED, self._properties, tried)
 
     def join(self, worker: WorkerId, data: socket.socket, control: socket.socket) -> None:
         """*worker* is at the other ends of *data* and *control*, which do not block."""

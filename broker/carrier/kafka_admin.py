@@ -92,6 +92,25 @@ class KafkaAdmin:
     def create(self, topic: str, wanted: TopicProperties) -> None:
         """Make *topic* unless it is there, and have the producer know it. LogError."""
         admin = self._connected()
+        kind, words = self._ask_for(topic, wanted, False)
+        if kind is TopicAlreadyExistsError:
+            found = self.describe(topic)
+            if found is not None and found.properties.partitions != wanted.partitions:
+                detail = f"{topic} has partitions: {found.properties.partitions}, and not {wanted.partitions}"
+                raise LogError(LogFailure.OTHER_TOPIC, detail)
+        elif kind is not NoError:
+            raise error_of(kind(f"{topic}: {words}"))
+        admin.wait_for_topics([topic], REQUEST)
+        self._warm(topic)
+
+    def try_out(self, topic: str, wanted: TopicProperties) -> None:
+        """Find out whether Kafka would make *topic*. LogError: it would not."""
+        kind, words = self._ask_for(topic, wanted, True)
+        if kind not in (NoError, TopicAlreadyExistsError):
+            raise error_of(kind(f"{topic}: {words}"))
+
+    def _ask_for(self, topic: str, wanted: TopicProperties, only_validate: bool) -> tuple[Any, str]:
+        """Ask Kafka to make *topic*; the class of its error, or NoError, and the words of its message."""
         configs = {
             "cleanup.policy": "delete",
             "retention.ms": str(1000 * wanted.retention),
@@ -100,17 +119,10 @@ class KafkaAdmin:
             "segment.ms": str(max(1000 * wanted.retention // SEGMENTS, LEAST_SEGMENT_TIME)),
         }
         described = {"num_partitions": wanted.partitions, "replication_factor": wanted.replication, "configs": configs}
-        answer = admin.create_topics({topic: described}, timeout_ms=REQUEST, raise_errors=False)["topics"][0]
-        kind = for_code(answer["error_code"])
-        if kind is TopicAlreadyExistsError:
-            found = self.describe(topic)
-            if found is not None and found.properties.partitions != wanted.partitions:
-                detail = f"{topic} has partitions: {found.properties.partitions}, and not {wanted.partitions}"
-                raise LogError(LogFailure.OTHER_TOPIC, detail)
-        elif kind is not NoError:
-            raise error_of(kind(f"{topic}: {answer['error_message']}"))
-        admin.wait_for_topics([topic], REQUEST)
-        self._warm(topic)
+        answer = self._connected().create_topics(
+            {topic: described}, timeout_ms=REQUEST, validate_only=only_validate, raise_errors=False
+        )["topics"][0]
+        return for_code(answer["error_code"]), str(answer["error_message"])
 
     def _warm(self, topic: str) -> None:
         producer = self.connect()

@@ -36,6 +36,8 @@ class LaneOwner(Protocol):
 
     def lose_leader(self, source: "Source", error: LogError) -> None: ...
 
+    def recovered(self, source: "Source") -> None: ...
+
     def has_come(self, sources: list["Source"], entry: Entry, data: Any) -> None: ...
 
     def settle(self, lane: "Lane") -> None: ...
@@ -147,5 +149,6 @@ class Lane:
         for key, sources in self.sources.items():
             if key in self._session.known:  # it was fetched, and did not fail, or it would not be here
                 sources[0].attempts = 0
-                sources[0].told = None
+                if sources[0].told is not None:
+                    self._reader.recovered(sources[0])
         self._reader.settle(self)

@@ -25,6 +25,12 @@ from broker.store.logs.records import Pack, Position
 from broker.store.logs.topics import LogError, Partition, TopicDescription, TopicProperties
 
 CONNECT_AGAIN: Final = 1.0  # seconds between two attempts
+AWAY: Final = (  # failures of all topics alike
+    LogFailure.UNREACHABLE,
+    LogFailure.TIMEOUT,
+    LogFailure.AUTHENTICATION_FAILED,
+    LogFailure.CLIENT_REFUSED,
+)
 LOOK_AGAIN: Final = 1.0  # seconds after which a topic that the producer does not know is looked for again
 
 
@@ -73,11 +79,13 @@ class KafkaLog:
 
     def tick(self, now: float) -> float:
         due = self._appends.tick(now)
-        if self._producer is None and not self._connecting:
-            if now >= self._connect_next:
+        if (self._producer is None or self._statistics.unusable) and not self._connecting:
+            if now < self._connect_next:
+                due = min(due, self._connect_next)
+            elif self._producer is None:
                 self._connect()
             else:
-                due = min(due, self._connect_next)
+                self._look_whether_it_is_back()
         return due
 
     def _connect(self) -> None:
@@ -86,11 +94,25 @@ class KafkaLog:
 
     def _connected(self, producer: object, error: LogError | None) -> None:
         self._connecting = False
+        self._note(error)
         if error is None:
             self._producer = producer
         else:
             self._unconnected = error
-            self._connect_next = self._clock() + CONNECT_AGAIN
+
+    def _note(self, error: LogError | None) -> None:
+        """What was asked about a topic has this *error*, or none."""
+        away = error is not None and error.failure in AWAY
+        self._statistics.unusable = str(error) if away else ""
+        self._connect_next = self._clock() + CONNECT_AGAIN
+
+    def _look_whether_it_is_back(self) -> None:
+        def described(result: object, error: LogError | None) -> None:
+            self._connecting = False
+            self._note(error)
+
+        self._connecting = True
+        self._admin.run(partial(self._admin.describe, "weir"), described)
 
     # Appending.
 
@@ -143,12 +165,16 @@ class KafkaLog:
 
     def create(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
         def made(result: object, error: LogError | None) -> None:
+            self._note(error)
             if error is None:
                 self._made[topic] = properties
                 self._looked.pop(topic, None)
             then(error)
 
         self._admin.run(partial(self._admin.create, topic, properties), made)
+
+    def try_out(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
+        self._admin.run(partial(self._admin.try_out, topic, properties), lambda result, error: then(error))
 
     def delete(self, topic: str, then: Callable[[LogError | None], None]) -> None:
         self._made.pop(topic, None)

@@ -193,7 +193,7 @@ class KafkaReader:
                 self._put_off(source)
             return
         for source in sources:
-            source.told = None
+            self.recovered(source)
             self._pages.append((source, page))
             source.untaken += page.bytes
             self.ahead += page.bytes
@@ -281,6 +281,12 @@ class KafkaReader:
         if error.failure is not source.told:
             source.told = error.failure
             self._inbox.put(partial(_fail, source.reading, error))
+
+    def recovered(self, source: Source) -> None:
+        """*source* was fetched."""
+        if source.told is not None:
+            source.told = None
+            self._inbox.put(partial(_fail, source.reading, None))
 
     def _find_oldest(self, source: Source, entry: Entry) -> None:
         """The log has no record at the offset: go on with its oldest one."""
@@ -442,6 +448,6 @@ def _jump(reading: Reading, missing: int, offset: int) -> None:
         reading.jump(offset)
 
 
-def _fail(reading: Reading, error: LogError) -> None:
+def _fail(reading: Reading, error: LogError | None) -> None:
     if not reading.stopped:
         reading.reader.failed(error)

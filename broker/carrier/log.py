@@ -31,6 +31,7 @@ class LogStatistics:
     repeated: int = 0  # packs that were read before
     damaged: int = 0  # records that cannot be decoded
     failing: dict[Partition, str] = field(default_factory=dict)  # where appending has failed last, and why
+    unusable: str = ""  # why no topic can be made or found now; "": nothing is known to be wrong
 
 
 class Reader(Protocol):
@@ -51,8 +52,11 @@ class Reader(Protocol):
         """The record at *offset* cannot be decoded, and is skipped."""
         ...
 
-    def failed(self, error: LogError) -> None:
-        """The partition cannot be read, for a reason that people have to remove; it is tried again."""
+    def failed(self, error: LogError | None) -> None:
+        """The partition cannot be read, for a reason that people have to remove; it is tried again.
+
+        None: it can be read again.
+        """
         ...
 
 
@@ -176,6 +180,10 @@ class Log(Protocol):
 
         The properties that may differ, as people may have changed them: retention and replication.
         """
+        ...
+
+    def try_out(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
+        """Find out whether *topic* could be made; nothing is made."""
         ...
 
     def delete(self, topic: str, then: Callable[[LogError | None], None]) -> None:

@@ -221,8 +221,10 @@ class RedisLog:
             self._failed(source, LogError(LogFailure.UNKNOWN_TOPIC, reading.partition.topic))
             return
         source.checked = True
-        source.told = None
         if not reading.stopped:
+            if source.told is not None:
+                source.told = None
+                reading.reader.failed(None)
             reading.identify(log)
             if reading.position.offset > following:
                 reading.jump(oldest)
@@ -371,6 +373,9 @@ class RedisLog:
             self._submit(self._commands, packed("HDEL", self._keys.topics, topic), deleted)
 
         self._submit(self._commands, packed("HGET", self._keys.topics, topic), found)
+
+    def try_out(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
+        self.describe(topic, lambda description, error: then(error))
 
     def describe(self, topic: str, then: Callable[[TopicDescription | None, LogError | None], None]) -> None:
         def found(reply: object, failure: StoreFailure | None) -> None:

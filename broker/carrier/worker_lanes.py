@@ -58,7 +58,7 @@ class RemoteReader:
         frame = frames.damaged(self.number, offset, why, record)
         self._lanes.send(self, frame, len(frame) - frames.HEAD)
 
-    def failed(self, error: LogError) -> None:
+    def failed(self, error: LogError | None) -> None:
         self._lanes.send(self, frames.failed(self.number, error), 0)
 
 

@@ -157,7 +157,8 @@ class ClusterLinks:
         self.durable_store = DurableStore(commands, commit, keys, worker, base.workers, budget, base.wall, ttl, soon)
         self.durable_store.store_retained(retained, self.stamps, most_unwritten)
         if self.carrier is not None and self.log_gate is not None:
-            self.durable_store.keep_logs(self.carrier, self.log_gate, log_settings(base.config.application))
+            settings = log_settings(base.config.application)
+            self.durable_store.keep_logs(self.carrier, self.log_gate, settings, base.log)
         self.durable_store.start(base.clock())
         return self.durable_store
 

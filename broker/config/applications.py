@@ -109,5 +109,7 @@ class Application:
     retention: float = duration(7 * 86400.0, least=60.0)  # of a topic, as in TBMQ
     retention_bytes: int = size(1_048_576_000, least=MIB)
     replication: int = number(0, most=100)  # copies that Kafka keeps of a topic; 0 = as many as its default is
-    # The node does not start while the log cannot be used. false: it starts, and tries on.
+    # The node does not start while the log cannot be used. false: it starts, and tries on. A client that would begin a
+    # session with a log is refused until then (CloseReason.LOG_UNAVAILABLE), as its publishers would wait for that log,
+    # and it would stay a DEVICE for as long as its session if it were let in as one.
     required: bool = flag(True)

@@ -13,8 +13,9 @@
 # the answers have left. A publisher that is told too early may forget a message that is lost afterwards; one that is
 # told too late merely waits.
 #
-# A receiver that needs long, such as a million sessions that have to be read first, says so (`needs_long()`): then the
-# connection is not read until it has that answer. So who causes such work waits for it, and nobody else.
+# A receiver that needs long, such as a million sessions that have to be read first or a log that takes nothing now,
+# says so (`needs_long()`): then the connection is not read until it has that answer. So who causes such work waits for
+# it, and nobody else.
 from collections import deque
 from typing import Protocol
 
@@ -38,8 +39,8 @@ class CompletionListener:
         """All receivers of a publish are done with it."""
         raise NotImplementedError
 
-    def needs_long(self) -> None:
-        """A receiver of a publish needs long. Nothing happens if there is nobody that can be made to wait."""
+    def needs_long(self, log: bool) -> None:
+        """A receiver of a publish needs long, *log*: as a log does. Nothing happens if nobody can be made to wait."""
 
     def abandoned(self, now: float) -> Outbox | None:
         """A receiver may have lost the publish, so it must never be answered: its publisher publishes it again.
@@ -56,17 +57,20 @@ class Completion:
         self.pending = 0  # receivers
         self.abandoned = False  # one of them may have lost it: it is never answered
         self.long = False  # one of them needs long
+        self.log = False  # as a log takes long
+        self.logged = False  # one of them appends it to a log
         self.token = b""  # of a QoS 2 publish that may be sent again after a crash, see store/durable/tokens.py
         self.answer = b""
         self.read_at = 0.0  # when the publish was read
         self.queue: CompletionListener | None = None  # where the answer waits, while receivers are pending
 
-    def needs_long(self) -> None:
-        """A receiver that is pending needs long."""
+    def needs_long(self, log: bool = False) -> None:
+        """A receiver that is pending needs long, *log*: as a log does, and not as it reads sessions."""
         if not self.long and not self.abandoned:
             self.long = True
+            self.log = log
             if self.queue is not None:
-                self.queue.needs_long()
+                self.queue.needs_long(log)
 
     def settle(self, now: float) -> None:
         """Count one receiver as done; after the last one the answer may leave. ValueError: no receiver is pending."""
@@ -90,6 +94,7 @@ class AnswerQueue(CompletionListener):
     ) -> None:
         self.count = 0
         self.long = 0  # of them, those to publishes that a receiver needs long for
+        self.log = 0  # of these, those for which a log takes long
         self._waiting: deque[Completion] = deque()
         self._outbox = outbox
         self._counters = counters
@@ -107,14 +112,16 @@ class AnswerQueue(CompletionListener):
         self._waiting.append(completion)
         self.count += 1
         self.long += completion.long
+        self.log += completion.log
         if completion.pending:
             completion.queue = self
         else:
             self.advance(now)
         self._pause_if_needed()
 
-    def needs_long(self) -> None:
+    def needs_long(self, log: bool) -> None:
         self.long += 1
+        self.log += log
         self._pause_if_needed()
 
     def _pause_if_needed(self) -> None:
@@ -132,6 +139,7 @@ class AnswerQueue(CompletionListener):
             completion = waiting.popleft()
             self.count -= 1
             self.long -= completion.long
+            self.log -= completion.log
             self._counters.answers_sent += 1
             self._outbox.answer(completion.answer)
             self._latencies.add(now - completion.read_at, 1)
@@ -148,5 +156,5 @@ class AnswerQueue(CompletionListener):
         for completion in unanswered:
             completion.queue = None  # it also ends the reference cycle between them
         self._waiting.clear()
-        self.count = self.long = 0
+        self.count = self.long = self.log = 0
         return unanswered

@@ -17,6 +17,8 @@ from broker.insight.facts import (
     HeldFacts,
     LevelFacts,
     LimitFacts,
+    LogFacts,
+    LogTroubleFacts,
     LossFacts,
     OverrideFacts,
     PaceFacts,
@@ -42,6 +44,7 @@ from broker.reasons import PauseReason
 from broker.session.decisions import Decision
 from broker.session.losses import Loss
 from broker.session.session import Session
+from broker.store.durable.application_queue import ApplicationQueue
 from broker.worker_id import WorkerId
 
 DIGITS: Final = 3  # of times in seconds: milliseconds are precise enough
@@ -76,6 +79,7 @@ class ClientDiagnostics:
         session = self._store.find(client_id)
         connection = None if session is None else self._connection(session)
         client = None if connection is None else connection.client
+        answers = None if connection is None else connection.answers
         publish = None if client is None else client.judged
         decisions = None if session is None else session.decisions
         return {
@@ -101,9 +105,12 @@ class ClientDiagnostics:
             "decisions": [] if decisions is None else [_decision(one, now) for one in decisions.latest],
             "override": _override(self._protection.limits.get(client_id), now),
             "configured": None if session is None else self.configured(session),
-            "unacknowledged": 0 if connection is None or connection.answers is None else connection.answers.count,
-            "long": 0 if connection is None or connection.answers is None else connection.answers.long,
+            "unacknowledged": 0 if answers is None else answers.count,
+            "long": 0 if answers is None else answers.long - answers.log,
+            "logged": 0 if answers is None else answers.log,
             "stores": self._stores(now),
+            "log": None if session is None else self._log(session),
+            "logs": self._logs(),
             "unanswered": [],
         }
 
@@ -126,6 +133,17 @@ class ClientDiagnostics:
             return []
         replicas, needed = durable.missing_replicas()
         return [{"resource": store_of(str(self._worker)), "why": trouble.label, "replicas": replicas, "needed": needed}]
+
+    def _log(self, session: Session) -> LogFacts | None:
+        """The log that has what waits for *session*."""
+        queue, durable = session.queue(), self._durable
+        if not isinstance(queue, ApplicationQueue) or durable is None or durable.logs is None:
+            return None
+        return {"topic": queue.topic, "trouble": durable.logs.trouble(queue.topic)}
+
+    def _logs(self) -> list[LogTroubleFacts]:
+        trouble = None if self._carrier is None else self._carrier.trouble()
+        return [] if trouble is None else [{"resource": log_of(str(self._worker)), "why": str(trouble)}]
 
     def configured(self, session: Session) -> ConfiguredFacts | None:
         """The override of the configuration that applies to the client of *session*."""

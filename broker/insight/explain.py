@@ -14,6 +14,7 @@ from broker.insight.facts import (
     Facts,
     HeldFacts,
     LevelFacts,
+    LogFacts,
     PaceFacts,
     PublishFacts,
     ReaderFacts,
@@ -73,6 +74,8 @@ def explain(facts: Facts) -> list[str]:
         paragraphs.append(_reader(facts["reader"]))
     if facts["pace"] is not None:
         paragraphs.append(_pace(facts["pace"]))
+    if facts["log"] is not None:
+        paragraphs.append(_log(facts["log"]))
     if facts["losses"] or facts["untold"]:
         paragraphs.append(_lost(facts))
     if facts["decisions"]:
@@ -206,12 +209,25 @@ def _stores(facts: Facts) -> str:
             "Nothing further is read from it until then, as it has published for many sessions whose clients are away: "
             "they are read from Redis one after the other."
         )
+    if facts["logged"]:
+        told.append(
+            "Nothing further is read from it until then, as it has published for APPLICATION clients, whose logs take "
+            "long or cannot be used now."
+        )
+    told += [f"{_capital(place(log['resource']))} is in trouble: {log['why']}." for log in facts["logs"]]
     for store in facts["stores"]:
         why = STORE_WORDS[store["why"]]
         if store["needed"]:
             why += f" ({store['replicas']} of {store['needed']})"
         told.append(f"{_capital(place(store['resource']))} stores nothing now: {why}.")
     return " ".join(told)
+
+
+def _log(log: LogFacts) -> str:
+    text = f"It is an APPLICATION client: its messages wait in the log {log['topic']}."
+    if log["trouble"]:
+        text += f" That cannot be used now: {log['trouble']}. What is published for it is acknowledged when it can."
+    return text
 
 
 def _since(facts: Facts, held: HeldFacts) -> str:

@@ -202,6 +202,20 @@ class StoreFacts(TypedDict):
     needed: int  # replicas that have to have it; 0: none
 
 
+class LogFacts(TypedDict):
+    """The log that has the messages of an APPLICATION client."""
+
+    topic: str
+    trouble: str  # why it cannot be used now; "": nothing is known to be wrong
+
+
+class LogTroubleFacts(TypedDict):
+    """The logs that a worker appends to, while something is wrong with one of them."""
+
+    resource: str
+    why: str
+
+
 class Facts(TypedDict):
     client: str
     node: str
@@ -227,7 +241,10 @@ class Facts(TypedDict):
     configured: ConfiguredFacts | None
     unacknowledged: int  # publishes of the client that are accepted, and have receivers that are not done with them
     long: int  # of them, those that have sessions read, for which the client has to wait
+    logged: int  # of them, those that wait for logs of APPLICATION clients: the client has to wait for these, too
     stores: list[StoreFacts]  # of all workers
+    log: LogFacts | None  # None: it is no APPLICATION client
+    logs: list[LogTroubleFacts]  # of all workers
     unanswered: list[int]  # workers that did not answer
 
 
@@ -241,7 +258,7 @@ def together(found: list[Facts], unanswered: list[int]) -> Facts | None:
     """The facts of a node about one client, from those of its workers; None: there are none.
 
     They are those of the worker that has the connection, else of the one that has the session. The last disconnect and
-    the last refusal are the latest of all workers, stores those of all of them.
+    the last refusal are the latest of all workers, stores and logs those of all of them.
     """
     known = [facts for facts in found if knows(facts)]
     if not known:
@@ -251,6 +268,7 @@ def together(found: list[Facts], unanswered: list[int]) -> Facts | None:
     first["ended"] = _latest([facts["ended"] for facts in known])
     first["refused"] = _latest([facts["refused"] for facts in known])
     first["stores"] = [store for facts in found for store in facts["stores"]]
+    first["logs"] = [log for facts in found for log in facts["logs"]]
     first["unanswered"] = unanswered
     return first
 

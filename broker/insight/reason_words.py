@@ -62,6 +62,10 @@ ADVICE: Final[dict[Reason, str]] = {
     ),
     CloseReason.NOT_AUTHORIZED: ACCESS,
     CloseReason.SERVER_UNAVAILABLE: "`weir logs` shows the state of Redis. The client can connect when Redis answers.",
+    CloseReason.LOG_UNAVAILABLE: (
+        "`weir status` and `weir logs` show what is wrong with the log. The client can connect when that is over, and "
+        "clients with a session can at any time."
+    ),
     CloseReason.SERVER_BUSY: "The client can connect again later. Let fewer clients connect at one time.",
     CloseReason.CONNECTS_WAITING: (
         "overload.connects_waiting and overload.connects_per_second are the limits, and a 32nd of the worker's memory "

@@ -1,6 +1,7 @@
 # What a worker tells of itself in figures: the metrics record of each interval, $SYS, and its report to the supervisor.
 from collections.abc import Callable
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from broker.cluster.parts import ClusterLinks
 from broker.delivery.outbox import OutboundBudget
@@ -20,6 +21,8 @@ from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
 from broker.session.queue import MessageBudget
 from broker.version import VERSION
+
+LOGS: Final = 20  # that cannot be used, and are named in a report
 
 
 class WorkerMetrics:
@@ -54,6 +57,7 @@ class WorkerMetrics:
         self._loop = loop
         self._redis = links.registry_client
         self._store_gate = links.store_gate
+        self._durable = links.durable_store
         self._publishing = protocol.publishing
         self._resident_bytes = resident_bytes
         self._internal_errors = base.internal_errors
@@ -145,6 +149,9 @@ class WorkerMetrics:
         told = report(self._counters, self.gauges())
         loop = self._loop.statistics
         told["loop"] = {"busy": loop.busy, "longest_slice": loop.longest_slice}
+        logs = None if self._durable is None else self._durable.logs
+        if logs is not None:
+            told["logs"] = {"failing": len(logs.troubles), "named": [*islice(logs.troubles.items(), LOGS)]}
         return told
 
     def log_loop(self, collections: int, longest_collection: float) -> None:

@@ -340,15 +340,19 @@ class ConnectAttempt(PendingConnect):
         begins = found is None or found.ended or ends or packet.clean_start
         if reason is None and begins and not sessions.may_begin(terms.expiry, now):
             reason = CloseReason.SERVER_UNAVAILABLE
+        application, detail = False, ""
+        if reason is None and begins:
+            application = attempts.kinds.of_new(self.client_id, self.user, connection.transport, packet, terms.expiry)
+            detail = sessions.log_trouble() if application else ""
+            reason = CloseReason.LOG_UNAVAILABLE if detail else None
         if reason is not None:
-            lifecycle.refuse(connection, reason, "", now)
+            lifecycle.refuse(connection, reason, detail, now)
             return
         if former is not None:
             lifecycle.close(former, CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]
         if found is not None and packet.clean_start and not found.ended:  # [MQTT-3.1.4-4]
             sessions.end(found, now)  # [MQTT-3.1.2-4], 3.1.1 [MQTT-3.1.2-6]
         if found is None or found.ended:
-            application = attempts.kinds.of_new(self.client_id, self.user, connection.transport, packet, terms.expiry)
             session = sessions.begin(  # [MQTT-3.1.2-6]; session present stays 0 [MQTT-3.2.2-2]
                 self.client_id, terms.expiry, application
             )

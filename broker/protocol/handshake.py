@@ -37,6 +37,7 @@ RETURN_CODES: Final = {
     CloseReason.CLIENT_ID_INVALID: 2,
     CloseReason.CLIENT_ID_RULE: 2,
     CloseReason.SERVER_UNAVAILABLE: 3,
+    CloseReason.LOG_UNAVAILABLE: 3,
     CloseReason.SERVER_BUSY: 3,
     CloseReason.CONNECTS_WAITING: 3,
     CloseReason.CONNECT_DISPLACED: 3,

@@ -102,6 +102,10 @@ class SessionLifecycle:
         """Whether a session with *expiry* in seconds could be kept: it cannot while its store is away."""
         return self._durable is None or expiry == 0 or self._durable.takes_sessions(now)
 
+    def log_trouble(self) -> str:
+        """Why the session of an APPLICATION client could get no log now; "": nothing is known to be wrong."""
+        return "" if self._durable is None or self._durable.logs is None else self._durable.logs.unusable()
+
     def begin(self, client_id: str, expiry: int, application: bool = False) -> Session:
         """A new session for *client_id*, which is in the store. *expiry* in seconds.
 

@@ -214,8 +214,9 @@ class Reader:
     def damaged(self, offset: int, record: bytes, why: str, now: float) -> None:
         self._tell(Trouble(f"{offset} is damaged: {why}"))
 
-    def failed(self, error: LogError, now: float) -> None:
-        self._tell(Trouble(str(error)))
+    def failed(self, error: LogError | None, now: float) -> None:
+        if error is not None:
+            self._tell(Trouble(str(error)))
 
 
 class LogWorker:

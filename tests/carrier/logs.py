@@ -111,6 +111,7 @@ class Pages:
         self.jumps: list[tuple[int, int]] = []
         self.broken: list[tuple[int, bytes, str]] = []
         self.errors: list[LogError] = []
+        self.recoveries = 0
 
     @property
     def packs(self) -> list[Pack]:
@@ -125,8 +126,11 @@ class Pages:
     def damaged(self, offset: int, record: bytes, why: str) -> None:
         self.broken.append((offset, record, why))
 
-    def failed(self, error: LogError) -> None:
-        self.errors.append(error)
+    def failed(self, error: LogError | None) -> None:
+        if error is None:
+            self.recoveries += 1
+        else:
+            self.errors.append(error)
 
 
 class RedisStage(Stage):

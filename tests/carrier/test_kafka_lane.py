@@ -59,6 +59,9 @@ class Owner:
         self.lost.append(source)
         self.lane.remove(source)
 
+    def recovered(self, source: Source) -> None:
+        source.told = None
+
     def has_come(self, sources: list[Source], entry: Entry, data: Any) -> None:
         self.came.append(sources)
 

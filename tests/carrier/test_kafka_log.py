@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import pytest
 
+from broker.carrier.inbox import Inbox
+from broker.carrier.kafka_admin import KafkaAdmin
 from broker.carrier.kafka_clients import CLIENT, made
 from broker.carrier.kafka_log import KafkaLog
 from broker.reasons import LogFailure
@@ -61,6 +63,53 @@ def test_too_many_copies_are_refused(kafka_stage: KafkaStage) -> None:
     error = kafka_stage.create(topic_name(), TopicProperties(replication=3))
 
     assert error is not None and error.failure is LogFailure.TOO_FEW_REPLICAS
+
+
+def test_whether_topics_could_be_made_is_known_before_one_is_needed(kafka_stage: KafkaStage) -> None:
+    """The node would start with settings or rights with which no client gets a log; or leave a topic behind."""
+    told: list[LogError | None] = []
+    topic = topic_name()
+    for properties in (TopicProperties(replication=3), TopicProperties()):
+        kafka_stage.log.try_out(topic, properties, told.append)
+    kafka_stage.until(lambda: len(told) == 2)
+    existing = kafka_stage.topic().topic
+    kafka_stage.log.try_out(existing, TopicProperties(), told.append)
+    kafka_stage.until(lambda: len(told) == 3)
+
+    first, *others = told
+    assert first is not None and first.failure is LogFailure.TOO_FEW_REPLICAS
+    assert [None, None] == others
+    assert kafka_stage.describe(topic) is None
+
+
+def test_who_may_not_make_topics_is_told_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An administrator would not know what to allow."""
+
+    class Forbidding:
+        def create_topics(self, topics: object, **options: object) -> dict[str, list[dict[str, object]]]:
+            return {"topics": [{"error_code": 29, "error_message": "Authorization failed."}]}
+
+    admin = KafkaAdmin({}, Inbox(lambda work: None))
+    monkeypatch.setattr(admin, "_connected", Forbidding)
+    with pytest.raises(LogError) as caught:
+        admin.try_out("weir.msg.app.weir", TopicProperties())
+    admin.stop()
+
+    assert LogFailure.FORBIDDEN is caught.value.failure
+    assert "weir.msg.app.weir: Authorization failed." in str(caught.value)
+
+
+def test_a_kafka_that_is_away_is_known_until_it_is_back(own_kafka: Any) -> None:
+    """Clients would be let in for whom no topic can be made; or never again."""
+    stage = KafkaStage(own_kafka)
+    assert stage.create(topic_name(), TopicProperties()) is None
+    assert "" == stage.log.statistics().unusable
+    own_kafka.kill()
+    assert stage.create(topic_name(), TopicProperties()) is not None
+    assert stage.log.statistics().unusable
+    own_kafka.start()
+    stage.until(lambda: not stage.log.statistics().unusable)
+    stage.close()
 
 
 @pytest.mark.nightly

@@ -157,7 +157,7 @@ def test_a_topic_is_made_once_and_described(stage: Stage) -> None:
 
 
 def test_what_is_appended_to_a_missing_topic_waits_for_it(stage: Stage) -> None:
-    """Messages would be lost, or nobody be told what is missing."""
+    """Messages would be lost, or nobody be told what is missing, or that it is there again."""
     partition = stage.topic()._replace(topic=topic_name())
     stored: list[int] = []
     pages = stage.read(partition)
@@ -171,6 +171,18 @@ def test_what_is_appended_to_a_missing_topic_waits_for_it(stage: Stage) -> None:
     assert f"{LogFailure.UNKNOWN_TOPIC.words} ({partition.topic})" == words == str(pages.errors[0])
     assert {} == stage.log.statistics().failing
     assert packs(A, 1, 1) == pages.packs
+    assert 1 == pages.recoveries
+
+
+def test_a_topic_that_is_there_again_is_told_though_nothing_is_in_it(stage: Stage) -> None:
+    """`weir why` would say of an idle client that its log cannot be read, for as long as nothing is published."""
+    partition = stage.topic()._replace(topic=topic_name())
+    pages = stage.read(partition)
+    stage.until(lambda: pages.errors)
+    assert stage.create(partition.topic, TopicProperties()) is None
+    stage.until(lambda: pages.recoveries)
+
+    assert (1, []) == (len(pages.errors), pages.records)
 
 
 def test_a_record_that_cannot_be_decoded_is_skipped_and_told(stage_at_night: Stage) -> None:

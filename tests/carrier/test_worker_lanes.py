@@ -50,6 +50,9 @@ class PaperLog:
     def create(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
         self.asked.append(("create", topic, properties, then))
 
+    def try_out(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
+        self.asked.append(("try_out", topic, properties, then))
+
     def delete(self, topic: str, then: Callable[[LogError | None], None]) -> None:
         self.asked.append(("delete", topic, then))
 
@@ -366,9 +369,10 @@ def test_gaps_damage_and_failures_are_told_in_order(worker: Worker) -> None:
     reading = worker.read()
     reading.take([(2, b"no record"), (3, encode([]))])
     reading.reader.failed(AWAY)
+    reading.reader.failed(None)
     kinds = [kind for kind, _ in worker.data.frames()]
 
-    assert [frames.JUMPED, frames.DAMAGED, frames.RECORD, frames.FAILED] == kinds
+    assert [frames.JUMPED, frames.DAMAGED, frames.RECORD, frames.FAILED, frames.FAILED] == kinds
     assert worker.lanes.held > 0
 
 

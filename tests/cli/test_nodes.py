@@ -7,11 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker.mqtt.packets import V5, Disconnect, Will
-from cli.nodes import duration, short
+from cli.nodes import duration, log_lines, short
 from supervisor.folder import base_folder
 from tests.cli.running import weir
 from tests.system.processes import HOST, PATIENCE, BrokerProcess, free_port
@@ -53,6 +54,19 @@ def test_status_is_for_people_and_for_programs(running: BrokerProcess, folder: s
     for word in (f"node-{running.port}", "serving", f"tcp {HOST}:{running.port}", str(told["workers"][0]["pid"])):
         assert word in shown.stdout
     assert max(map(len, weir("status", "--folder", folder, COLUMNS="80").stdout.splitlines())) <= 80
+
+
+def test_logs_that_cannot_be_used_are_named() -> None:
+    """Nobody would see which services get nothing."""
+    named = [["weir.msg.app.a", "the topic does not exist"]]
+    workers: list[dict[str, Any]] = [
+        {"worker": 0, "statistics": {"logs": {"failing": 3, "named": named}}},
+        {"worker": 1},
+    ]
+
+    assert ["weir.msg.app.a cannot be used: the topic does not exist", "2 more logs of worker 0 cannot be used"] == [
+        line.strip() for line in log_lines(workers)
+    ]
 
 
 def test_clients_are_listed_shown_and_kicked(folder: str, client: RawClient) -> None:

@@ -385,3 +385,37 @@ def test_a_service_that_comes_back_at_another_worker_has_its_log_there(
     for number in range(1, 6):
         client.send(Ack(PUBACK, number))
     assert numbers(6, 9) == read_all(client, go_on)
+
+
+def connect(broker: Broker, client_id: str, version: int) -> int:
+    """The code of the CONNACK."""
+    client = broker.open(version)
+    properties = LASTING if version == V5 else {}
+    client.send(Connect(version, client_id, False, 0, None, None, None, properties))
+    broker.settle()
+    (answer,) = [each for each in client.receive() if isinstance(each, ConnAck)]
+    client.socket.close()
+    broker.settle()
+    return answer.code
+
+
+def test_a_new_service_is_refused_while_no_log_can_be_made(node: Logged) -> None:
+    """Publishers would wait for a log that there is not; and who has a session, or needs no log, be refused as well."""
+    broker = node.worker
+    assert 0 == connect(broker, "service1", V5)
+    node.settle()
+    node.links[broker][0].trouble = "the log cannot be reached"
+    codes = [
+        connect(broker, client_id, version)
+        for client_id in ("service1", "service2", "device")
+        for version in (V5, V311)
+    ]
+    broker.settle()
+
+    reason = CloseReason.LOG_UNAVAILABLE
+    assert [0, 0, reason.code, 3, 0, 0] == codes
+    ended = broker.diagnostics.facts("service2")["refused"]
+    assert ended is not None and (reason.label, "the log cannot be reached") == (ended["reason"], ended["detail"])
+    assert broker.session("service2") is None
+    node.links[broker][0].trouble = ""
+    assert 0 == connect(broker, "service2", V5)

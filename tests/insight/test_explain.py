@@ -108,7 +108,10 @@ def facts(**known: object) -> Facts:
         "configured": None,
         "unacknowledged": 0,
         "long": 0,
+        "logged": 0,
         "stores": [],
+        "log": None,
+        "logs": [],
         "unanswered": [],
     }
     assert set(known) <= set(usual), known
@@ -436,3 +439,24 @@ def test_a_client_id_cannot_be_a_command() -> None:
     evil = said(facts(client="x; rm -rf $HOME", held=held))
 
     assert "`weir limit set 'x; rm -rf $HOME' --rate" in evil
+
+
+def test_publishers_that_wait_for_a_log_are_told_which_and_why() -> None:
+    """They would be told that sessions are being read."""
+    log = {"resource": "weir/1 log", "why": "nothing can be appended to parts of the log (t/0: it has no leader)"}
+    told = " ".join(explain(facts(unacknowledged=3, logged=1, logs=[log])))
+
+    assert "it has published for APPLICATION clients, whose logs take long or cannot be used now." in told
+    assert f"The log of worker 1 of node weir is in trouble: {log['why']}." in told
+    assert "read from Redis" not in told
+
+
+@pytest.mark.parametrize("trouble", ["", "the topic does not exist (t)"])
+def test_the_log_of_an_application_client_is_told(trouble: str) -> None:
+    """Nobody would know why the client gets nothing, or where its messages wait."""
+    told = explain(facts(log={"topic": "weir.msg.app.phone", "trouble": trouble}))
+
+    assert f"It is an APPLICATION client: its messages wait in the log weir.msg.app.phone.{trouble and ' That'}" in (
+        " ".join(told)
+    )
+    assert trouble in " ".join(told)

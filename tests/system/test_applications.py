@@ -3,12 +3,16 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
+import redis
 from paho.mqtt.enums import MQTTProtocolVersion
 
+from broker.insight.explain import explain
+from broker.insight.facts import Facts
 from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, Ack, Publish
+from tests.cli.running import weir as cli
 from tests.system import node
 from tests.system.addresses import Address
 from tests.system.nodes import Node, StartNode
@@ -21,7 +25,10 @@ pytestmark = pytest.mark.weir_only("a matter of Weir's processes")
 
 SERVICE: Final = "service1"
 SETTINGS: Final = {"application__clients": '[{client = "service*"}]', "store__durability": "process"}
-PROGRAMS: Final = {"mosquitto_sub": CommandLine("mqttv311"), "paho": Paho(MQTTProtocolVersion.MQTTv5)}
+PROGRAMS: Final[dict[str, Program]] = {
+    "mosquitto_sub": CommandLine("mqttv311"),
+    "paho": Paho(MQTTProtocolVersion.MQTTv5),
+}
 COUNT: Final = 50
 each_program = pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 
@@ -45,11 +52,9 @@ def facts(weir: Node, client_id: str) -> dict[str, Any]:
 
 
 def publisher_at(weir: Node, worker: int) -> RawClient:
-    """A publisher that is connected to *worker*."""
-    number = 0
+    """The client publisher-WORKER, which is connected to *worker*."""
+    name = f"publisher-{worker}"
     while True:  # the kernel chooses the worker of each connection
-        number += 1
-        name = f"publisher-{worker}-{number}"
         client = weir.client(name)
         if facts(weir, name)["worker"] == worker:
             return client
@@ -120,6 +125,41 @@ def test_a_service_gets_what_was_published_at_all_workers_while_it_was_away(
     service.leave()
     for name, last in (("a", 2 * COUNT), ("b", 3 * COUNT)):
         assert [*range(COUNT, last)] == [number for number in once(found[name]) if number >= COUNT]
+
+
+def why(weir: Node, client_id: str) -> dict[str, Any]:
+    told: dict[str, Any] = node.ask(weir.control, "why", client=client_id)
+    return told
+
+
+def test_a_log_that_fails_is_logged_and_shown_until_it_does_not(start_node: StartNode, listen: Listen) -> None:
+    """Nobody would know why the service gets nothing, and why those wait who publish for it."""
+    weir = start_node(2, **SETTINGS)
+    service = listen(weir, PROGRAMS["paho"], 1)
+    elsewhere = 1 - facts(weir, SERVICE)["worker"]
+    publisher = publisher_at(weir, elsewhere)
+    publish(publisher, "a", 0)
+    head = f"weir:log:{{weir.msg.app.{SERVICE}/0}}:head"
+    with redis.Redis(unix_socket_path=str(weir.folder / "node" / "redis" / "redis.sock")) as server:
+        server.rename(head, "aside")
+        server.set(head, "damaged")
+        send(publisher, "a", COUNT)
+        failed = weir.wait_for("log_partition_failed")
+        weir.wait_until(lambda: why(weir, SERVICE)["log"]["trouble"], "say what is wrong")
+        told = " ".join(explain(cast(Facts, why(weir, f"publisher-{elsewhere}"))))
+        shown = cli("status", "--folder", str(weir.folder / "node")).stdout
+        server.delete(head)
+        server.rename("aside", head)
+    acknowledged(publisher, COUNT)
+    weir.wait_for("log_partition_recovered")
+    weir.wait_until(lambda: not why(weir, SERVICE)["log"]["trouble"], "say that all is well")
+
+    assert (f"weir.msg.app.{SERVICE}", 0, 1) == (failed["topic"], failed["partition"], failed["failing"])
+    assert "publishes of it have durable receivers and no acknowledgement yet" in told
+    assert f"is in trouble: nothing can be appended to parts of the log (weir.msg.app.{SERVICE}/0: " in told
+    assert f"nothing can be appended to weir.msg.app.{SERVICE}/0" in shown
+    assert {"a": [*range(2 * COUNT)]} == take(service, a=2 * COUNT - 1)
+    service.leave()
 
 
 @each_program

@@ -8,7 +8,9 @@ from math import inf
 from typing import Final
 
 from broker.config.applications import Application
+from broker.log import Log
 from broker.overload.gate import Gate
+from broker.store.durable.adoption import client_id_of
 from broker.store.durable.application_queue import NOTHING_SENT, ApplicationQueue, QueueLogs
 from broker.store.durable.log_feed import LogFeed
 from broker.store.logs.port import Appender, LogLink, LogReading
@@ -17,6 +19,7 @@ from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
 
 LOOK: Final = 1.0  # seconds between two looks for what is not acknowledged in time
 RETRY: Final = 5.0  # seconds until a topic is made, or looked for, again
+REFUSALS: Final = 60.0  # seconds between two lines about messages that the log of a client refuses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,7 @@ class ApplicationLogs(QueueLogs):
         settings: LogSettings,
         wall: Callable[[], float],
         overdue: Callable[[ApplicationQueue, float], None],
+        log: Log | None = None,
     ) -> None:
         """*gate*: of publishes for the sessions. *wall*: Unix time in seconds.
 
@@ -51,7 +55,7 @@ class ApplicationLogs(QueueLogs):
         """
         self.gate: Final = gate
         self.most = settings.most
-        self.troubles: dict[str, LogError] = {}  # topics that could not be made or found, and why
+        self.troubles: dict[str, str] = {}  # topics that cannot be made, found or read, and why
         self.mirror: Callable[[str, int], None] = _nobody  # is told from which offset on something is not done
         self._link = link
         self._properties = settings.properties
@@ -60,6 +64,7 @@ class ApplicationLogs(QueueLogs):
         self._look_at = 0.0
         self._wall = wall
         self._overdue = overdue
+        self._log = log
         self._awake: dict[ApplicationQueue, None] = {}  # whose clients are connected
         self._due: dict[ApplicationQueue, None] = {}
         self._asked: dict[str, ApplicationQueue] = {}  # by topic: who waits for the answer
@@ -87,6 +92,7 @@ class ApplicationLogs(QueueLogs):
         if self._awake and now >= self._look_at:
             self._look_at = now + self._look
             for queue in list(self._awake):
+                self._note(queue, queue.log_trouble())
                 since = queue.sent_since(now)
                 if since != NOTHING_SENT and now - since >= self._timeout:
                     self._overdue(queue, now)
@@ -95,7 +101,9 @@ class ApplicationLogs(QueueLogs):
         if now >= self._again_at:
             again, self._again, self._again_at = self._again, {}, inf
             for queue in again.values():
-                if not queue.ended:
+                if queue.ended:
+                    self.troubles.pop(queue.topic, None)
+                else:
                     self.open(queue)
         look_at = self._look_at if self._awake else inf
         return now if self._due else min(look_at, self._again_at)
@@ -121,12 +129,47 @@ class ApplicationLogs(QueueLogs):
         elif description is None:  # it was deleted meanwhile
             self._link.create(topic, self._properties, partial(self._created, topic))
         else:
-            self.troubles.pop(topic, None)
-            self._asked.pop(topic).opened(description.next[0])
+            queue = self._asked.pop(topic)
+            self._note(queue, "")
+            queue.opened(description.next[0])
 
     def _failed(self, topic: str, error: LogError) -> None:
-        self.troubles[topic] = error
-        self._again[topic] = self._asked.pop(topic)
+        queue = self._again[topic] = self._asked.pop(topic)
+        self._note(queue, str(error))
+
+    def unusable(self) -> str:
+        """Why no log can be made for a session that begins; "": nothing is known to be wrong."""
+        return self._link.unusable()
+
+    # What operators are told.
+
+    def trouble(self, topic: str) -> str:
+        """Why *topic*, of a session here, cannot be used now; "": nothing is known to be wrong."""
+        return self.troubles.get(topic) or self._link.append_trouble(topic)
+
+    def _note(self, queue: ApplicationQueue, why: str) -> None:
+        """The log of *queue* cannot be used, for the reason *why*; "": it can."""
+        topic = queue.topic
+        if why == self.troubles.get(topic, ""):
+            return
+        if why:
+            self.troubles[topic] = why
+        else:
+            del self.troubles[topic]
+        if self._log is not None:
+            client = client_id_of(queue.client)
+            if why:
+                self._log.warning("application_log_failed", client=client, topic=topic, why=why)
+            else:
+                self._log.info("application_log_recovered", client=client, topic=topic)
+
+    def refused(self, queue: ApplicationQueue, count: int, error: LogError, now: float) -> None:
+        if self._log is not None and now >= queue.refusals_logged + REFUSALS:
+            queue.refusals_logged = now
+            client = client_id_of(queue.client)
+            self._log.warning(
+                "application_messages_refused", client=client, topic=queue.topic, count=count, why=str(error)
+            )
 
     # Queues.
 
@@ -139,6 +182,7 @@ class ApplicationLogs(QueueLogs):
 
     def rests(self, queue: ApplicationQueue) -> None:
         self._awake.pop(queue, None)
+        self.troubles.pop(queue.topic, None)  # whether it can be read is not known from now on
 
     def done(self, queue: ApplicationQueue, offset: int) -> None:
         self.mirror(queue.topic, offset)

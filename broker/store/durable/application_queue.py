@@ -24,6 +24,7 @@
 # has begun to append; what nobody reads is deleted by retention.
 import hashlib
 import os
+from math import inf
 from struct import Struct
 from typing import Final, Protocol
 
@@ -93,6 +94,10 @@ class QueueLogs(Protocol):
         """All messages in records before *offset* are done."""
         ...
 
+    def refused(self, queue: "ApplicationQueue", count: int, error: LogError, now: float) -> None:
+        """The log of *queue* will never have *count* messages."""
+        ...
+
 
 class Appended(Appender):
     """A pack that is under way, and the publishes that wait for it."""
@@ -106,13 +111,13 @@ class Appended(Appender):
         self._queue.appended(now)
 
     def refused(self, error: LogError, now: float) -> None:
-        self._queue.refused(len(self._completions), now)
+        self._queue.refused(len(self._completions), error, now)
         self._settle(now)
         self._queue.appended(now)
 
     def late(self, now: float) -> None:
         for completion in self._completions:
-            completion.needs_long()
+            completion.needs_long(log=True)
 
     def _settle(self, now: float) -> None:
         for completion in self._completions:
@@ -145,6 +150,7 @@ class ApplicationQueue(DurableQueue):
         self._log_under_way = False
         self._feed: LogFeed | None = None  # while the client is connected
         self._feeding = False
+        self.refusals_logged = -inf  # when it was logged last that the log has refused messages
         self._late_source = -1  # that appended what was passed on last, if that was late; -1: it was not
         self.retries = 0  # time-outs in a row of the same message, for whoever counts them
         self._timed_out = 0  # the position of that message
@@ -185,8 +191,9 @@ class ApplicationQueue(DurableQueue):
 
     def append(self, message: Message, most: int, now: float) -> int:
         completion = message.hold()
+        completion.logged = True
         if not self._opened:  # the gate of the log does not know of it yet
-            completion.needs_long()
+            completion.needs_long(log=True)
         self._offered.append(message)
         self._offered_bytes += message.size
         self.size += message.size
@@ -270,8 +277,9 @@ class ApplicationQueue(DurableQueue):
         self._appending -= 1
         self._give_if_stored()
 
-    def refused(self, count: int, now: float) -> None:
+    def refused(self, count: int, error: LogError, now: float) -> None:
         """The log will never have a pack of *count* messages."""
+        self._logs.refused(self, count, error, now)
         self.report(DropReason.LOG_REFUSED, count)
 
     # Reading.

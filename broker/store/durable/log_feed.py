@@ -63,8 +63,8 @@ class LogFeed(LogReader):
         self._entries.append(_Skip(offset + 1, 0, 1))
         self._arrived(now)
 
-    def failed(self, error: LogError, now: float) -> None:
-        self.trouble = str(error)
+    def failed(self, error: LogError | None, now: float) -> None:
+        self.trouble = "" if error is None else str(error)
 
     # The queue.
 

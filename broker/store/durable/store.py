@@ -9,6 +9,7 @@ from contextlib import suppress
 from math import inf
 from typing import Any, Final, Protocol, cast
 
+from broker.log import Log
 from broker.overload.gate import Gate
 from broker.reasons import StoreFailure
 from broker.routing.hybrid_clock import HybridClock
@@ -120,12 +121,12 @@ class DurableStore(OnReady):
         self.retained = RetainedStore(retained, stamps, commit, keys, self._worker, self.workers, most_bytes)
         self.retained_load = RetainedLoad(self._commands, keys, retained, stamps, self._wall)
 
-    def keep_logs(self, link: LogLink, gate: Gate, settings: LogSettings) -> None:
+    def keep_logs(self, link: LogLink, gate: Gate, settings: LogSettings, log: Log | None = None) -> None:
         """Have the messages of APPLICATION sessions wait in logs, by *link*. To be called before `serve()`.
 
-        *gate*: of publishes for such sessions, which is that of the link.
+        *gate*: of publishes for such sessions, which is that of the link. *log*: is told which logs fail.
         """
-        self.logs = ApplicationLogs(link, gate, settings, self._wall, self._tell_overdue)
+        self.logs = ApplicationLogs(link, gate, settings, self._wall, self._tell_overdue, log)
 
     def _tell_overdue(self, queue: ApplicationQueue, now: float) -> None:
         self.overdue(queue, now)

@@ -37,12 +37,13 @@ DESCRIBE: Final = 8  # request, topic
 STORED: Final = 16  # sequence and offset of each pack that is stored
 REFUSED: Final = 17  # sequence, error
 ANSWER: Final = 18  # request, error, description; "" for those that there are not
-STATUS: Final = 19  # packs that wait, their bytes, failing partitions, and some of them: topic, number, why
+STATUS: Final = 19  # packs that wait, their bytes, failing partitions, why the log is unusable or "", and some of
+# those partitions: topic, number, why
 # On the data lane.
 RECORD: Final = 20  # reading, offset, and of each pack: source, sequence, length, body
 JUMPED: Final = 21  # reading, expected offset, offset
 DAMAGED: Final = 22  # reading, offset, why, the record
-FAILED: Final = 23  # reading, error
+FAILED: Final = 23  # reading, error; none: it can be read again
 
 HEAD: Final = 5  # bytes of a frame before its body
 RECORD_HEAD: Final = 16  # bytes of the body of RECORD before the first pack
@@ -256,21 +257,24 @@ def damaged(reading: int, offset: int, why: str, what: bytes) -> bytes:
     return frame(DAMAGED, _TWO.pack(reading, offset) + _text(why) + what[:SHOWN])
 
 
-def failed(reading: int, error: LogError) -> bytes:
+def failed(reading: int, error: LogError | None) -> bytes:
     return frame(FAILED, _NUMBER.pack(reading) + _error(error))
 
 
 class LogStatus:
     """The state of the log, as the carrier sees it."""
 
-    def __init__(self, waiting: int, waiting_bytes: int, failing: int, named: list[tuple[str, int, str]]) -> None:
+    def __init__(
+        self, waiting: int, waiting_bytes: int, failing: int, named: list[tuple[str, int, str]], unusable: str = ""
+    ) -> None:
         self.waiting = waiting  # packs of all workers that are not stored yet
         self.waiting_bytes = waiting_bytes
         self.failing = failing  # partitions that nothing can be appended to
         self.named = named  # some of them: topic, number, why
+        self.unusable = unusable  # why no topic can be made or found; "": nothing is known to be wrong
 
     def encode(self) -> bytes:
-        parts = [_PACK.pack(self.waiting, self.waiting_bytes, self.failing)]
+        parts = [_PACK.pack(self.waiting, self.waiting_bytes, self.failing), _text(self.unusable)]
         for topic, number, why in self.named:
             parts += [_text(topic), _NUMBER.pack(number), _text(why)]
         return frame(STATUS, b"".join(parts))
@@ -278,7 +282,7 @@ class LogStatus:
 
 def read_status(data: bytes, start: int, stop: int) -> LogStatus:
     body = Body(data, start, stop)
-    status = LogStatus(body.number(), body.number(), body.number(), [])
+    status = LogStatus(body.number(), body.number(), body.number(), [], body.text())
     while body.left():
         topic, number = body.text(), body.number()
         status.named.append((topic, number, body.text()))

@@ -161,6 +161,20 @@ class CarrierLink:
         count = "" if status.failing == 1 else f" and {status.failing - 1} more"
         return LogError(LogFailure.APPENDING_FAILS, f"{topic}/{number}{count}: {why}")
 
+    def unusable(self) -> str:
+        """Why no topic can be made or found now; "": nothing is known to be wrong."""
+        return "" if self.status is None else self.status.unusable
+
+    def append_trouble(self, topic: str) -> str:
+        """Why nothing is appended to *topic* now; "": nothing is known to be wrong."""
+        if self._control is None:
+            return str(LogError(LogFailure.CARRIER_AWAY, ""))
+        if self.status is not None:
+            for failing, _, why in self.status.named:
+                if failing == topic:
+                    return why
+        return ""
+
     def statistics(self) -> LinkStatistics:
         held = sum([reading.held for reading in self._readings.values()])
         return LinkStatistics(len(self._unstored), self._unstored_bytes, held, len(self._readings), len(self._requests))
@@ -352,7 +366,7 @@ class CarrierLink:
                 reading.reader.damaged(offset, body.rest(), why, now)
         elif kind == frames.FAILED:
             error = body.error()
-            if reading is not None and error is not None:
+            if reading is not None:
                 reading.reader.failed(error, now)
         else:
             raise LaneError(f"a frame of kind {kind} on the data lane")

@@ -47,8 +47,11 @@ class LogReader(Protocol):
         """The record at *offset*, of which *record* is the beginning, cannot be decoded, and is skipped."""
         ...
 
-    def failed(self, error: LogError, now: float) -> None:
-        """The partition cannot be read, for a reason that people have to remove; it is tried again."""
+    def failed(self, error: LogError | None, now: float) -> None:
+        """The partition cannot be read, for a reason that people have to remove; it is tried again.
+
+        None: it can be read again.
+        """
         ...
 
 
@@ -85,4 +88,12 @@ class LogLink(Protocol):
 
     def describe(self, topic: str, then: Callable[[TopicDescription | None, LogError | None], None]) -> None:
         """Tell *then* about *topic*; None: it does not exist. See `create()`."""
+        ...
+
+    def unusable(self) -> str:
+        """Why no topic can be made or found now; "": nothing is known to be wrong."""
+        ...
+
+    def append_trouble(self, topic: str) -> str:
+        """Why nothing is appended to *topic* now; "": nothing is known to be wrong."""
         ...

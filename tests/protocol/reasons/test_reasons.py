@@ -35,6 +35,7 @@ MISSING: Final[dict[Enum, str]] = {
     CloseReason.SESSION_DAMAGED: "it takes a stored session: see tests/cluster/test_durable.py",
     PauseReason.STORE: "it takes a stored session: see tests/cluster/test_durable_publishers.py",
     CloseReason.PACK_TIMEOUT: LOGS,
+    CloseReason.LOG_UNAVAILABLE: LOGS,
     DropReason.PACK_TIMEOUT: LOGS,
     DropReason.RETENTION_EXPIRED: QUEUE,
     DropReason.LOG_DAMAGED: QUEUE,

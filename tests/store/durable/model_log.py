@@ -84,6 +84,7 @@ class ModelLink:
         self.requests: deque[Callable[[], None]] = deque()
         self.refuse: LogError | None = None  # why the next packs are refused
         self.away = False  # requests are not answered
+        self.trouble = ""  # why nothing is appended
         self._source = source
         self._sequence = 0
 
@@ -115,6 +116,12 @@ class ModelLink:
     def _describe(self, topic: str, then: Callable[[TopicDescription | None, LogError | None], None]) -> None:
         found = self.log.topics[topic]
         then(TopicDescription(properties=TopicProperties(), first=[found.first], next=[found.end]), None)
+
+    def unusable(self) -> str:
+        return self.trouble
+
+    def append_trouble(self, topic: str) -> str:
+        return self.trouble
 
     # The test's end.
 

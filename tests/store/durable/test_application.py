@@ -5,7 +5,7 @@ from broker.delivery.completion import Completion
 from broker.mqtt.packets import Ack, Publish
 from broker.reasons import DropReason
 from broker.session.message import NEVER, Message
-from broker.store.durable.application_logs import RETRY
+from broker.store.durable.application_logs import REFUSALS, RETRY
 from broker.store.durable.application_queue import ApplicationQueue, topic_of
 from broker.store.durable.index import READ
 from broker.store.durable.log_pack import PACK as LOG_PACK
@@ -127,6 +127,23 @@ def test_what_the_log_refuses_is_counted_and_its_publisher_goes_on(worker: Durab
     assert [b"small"] == read_all(worker)
 
 
+def test_messages_that_the_log_refuses_are_logged_once_a_minute(worker: DurableWorker) -> None:
+    """Who looks at the log would not learn why they are missing; or a publisher could fill it."""
+    for pause in (1.0, REFUSALS - 2.0, 2.0):
+        worker.link.refuse = refusal()
+        worker.offer(b"large")
+        worker.tick()
+        worker.settle()
+        worker.pass_time(pause)
+    lines = worker.log.named("application_messages_refused")
+    worker.link.refuse = refusal()
+    worker.offer(b"large")
+    worker.settle()
+
+    assert [{"client": "client", "topic": TOPIC, "count": 1, "why": str(refusal())}] == lines
+    assert 2 == len(worker.log.named("application_messages_refused"))
+
+
 def test_a_pack_that_takes_long_has_its_publishers_wait(worker: DurableWorker) -> None:
     """The gate does not count them any more, so each could have any number of publishes under way."""
     published = worker.offer(b"x")
@@ -175,14 +192,43 @@ def test_a_topic_that_cannot_be_made_is_tried_again(log: ModelLog) -> None:
     worker.connect()
     worker.offer(b"x")
     worker.settle()
+    worker.pass_time(2 * RETRY + 1)
     logs = worker.store.logs
     assert logs is not None
-    assert [TOPIC] == list(logs.troubles)
+    assert {TOPIC: str(refusal())} == logs.troubles
+    assert str(refusal()) == logs.trouble(TOPIC)
+    assert [{"client": "client", "topic": TOPIC, "why": str(refusal())}] == worker.log.named("application_log_failed")
+    assert [] == worker.log.named("application_log_recovered")
     worker.link.create = create  # type: ignore[method-assign]
     worker.pass_time(RETRY + 1)
 
     assert {} == logs.troubles
+    assert [{"client": "client", "topic": TOPIC}] == worker.log.named("application_log_recovered")
     assert [b"x"] == read_all(worker)
+
+
+def test_a_log_that_cannot_be_read_is_told_until_it_can(worker: DurableWorker) -> None:
+    """Nobody would know why the client gets nothing; or it would be told for ever, as nothing is published."""
+    worker.connect()
+    worker.settle()
+    logs = worker.store.logs
+    assert logs is not None
+    (reading,) = worker.link.readings
+    reading.reader.failed(refusal(), worker.now)
+    worker.pass_time(3.0)
+    assert str(refusal()) == logs.trouble(TOPIC)
+    assert [{"client": "client", "topic": TOPIC, "why": str(refusal())}] == worker.log.named("application_log_failed")
+    reading.reader.failed(None, worker.now)
+    worker.pass_time(2.0)
+    assert "" == logs.trouble(TOPIC)
+    assert [{"client": "client", "topic": TOPIC}] == worker.log.named("application_log_recovered")
+    worker.link.trouble = "no leader"
+    assert "no leader" == logs.trouble(TOPIC)
+    reading.reader.failed(refusal(), worker.now)
+    worker.pass_time(2.0)
+    worker.disconnect()
+
+    assert {} == logs.troubles
 
 
 # Passing on.

@@ -129,12 +129,15 @@ def test_what_went_wrong_with_a_reading_comes(
     assert (reading, told(error)) == (failed.number(), told(failed.error()))
 
 
-@given(NUMBERS, NUMBERS, NUMBERS, st.lists(st.tuples(TEXTS, NUMBERS, TEXTS), max_size=4))
-def test_the_status_comes(waiting: int, size: int, failing: int, named: list[tuple[str, int, str]]) -> None:
+@given(NUMBERS, NUMBERS, NUMBERS, st.lists(st.tuples(TEXTS, NUMBERS, TEXTS), max_size=4), TEXTS)
+def test_the_status_comes(
+    waiting: int, size: int, failing: int, named: list[tuple[str, int, str]], unusable: str
+) -> None:
     """`weir why` would name another partition."""
-    found = frames.read_status(*body(LogStatus(waiting, size, failing, named).encode(), frames.STATUS))
+    found = frames.read_status(*body(LogStatus(waiting, size, failing, named, unusable).encode(), frames.STATUS))
 
     assert (waiting, size, failing, named) == (found.waiting, found.waiting_bytes, found.failing, found.named)
+    assert unusable == found.unusable
 
 
 def test_what_is_long_is_cut() -> None:

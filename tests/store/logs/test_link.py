@@ -124,8 +124,8 @@ class Told:
     def damaged(self, offset: int, record: bytes, why: str, now: float) -> None:
         self.note("damaged", offset, record, why)
 
-    def failed(self, error: LogError, now: float) -> None:
-        self.note("failed", error.failure)
+    def failed(self, error: LogError | None, now: float) -> None:
+        self.note("failed", None if error is None else error.failure)
 
 
 class Worker:
@@ -297,6 +297,28 @@ def test_a_publish_of_which_nothing_is_appended_leaves_the_gate(worker: Worker) 
     worker.link.tick(1.0)
 
     assert 2 == worker.gate.count  # it may be behind "a", and nobody knows
+
+
+def test_what_is_wrong_with_a_topic_is_known(worker: Worker) -> None:
+    """`weir why` would say of each client that its log is well, or that it is not when another one is not."""
+    carrier = worker.carrier()
+    assert "" == worker.link.append_trouble("t")
+    carrier.says(LogStatus(1, 9, 2, [("t", 0, "no leader"), ("u", 0, "full")]).encode(), 0.1)
+    assert ["no leader", "full", ""] == [worker.link.append_trouble(topic) for topic in "tuv"]
+    worker.link.lost(carrier.data, "peer_closed", 0.2)
+
+    assert LogFailure.CARRIER_AWAY.words == worker.link.append_trouble("v")
+
+
+def test_a_log_that_cannot_be_used_is_known(worker: Worker) -> None:
+    """Clients would be let in for whom no topic can be made, and their publishers wait."""
+    carrier = worker.carrier()
+    assert "" == worker.link.unusable()
+    carrier.says(LogStatus(0, 0, 0, [], "Kafka is away").encode(), 0.1)
+    assert "Kafka is away" == worker.link.unusable()
+    worker.link.lost(carrier.data, "peer_closed", 0.2)
+
+    assert "" == worker.link.unusable()  # the next carrier says
 
 
 def test_what_the_next_carrier_has_not_answered_is_not_late(worker: Worker) -> None:
