@@ -12,6 +12,13 @@
 # A publish that waits long for cold sessions there takes no room at the gate of the store any more: the peer says so,
 # in LONG, and its publisher waits for it instead of all that publish for that store.
 #
+# For which topics there are APPLICATION sessions there is not known here. So a publish for one passes the gate of the
+# store; the peer says at once, in LOGGED, that it is being appended to a log, and it is under way at the gate of that
+# log from then on. Where that has no more room, the publisher waits for its answer: a slow log stops nobody who
+# publishes for the store alone. The road not taken is to tell filters of APPLICATION sessions by themselves, as those
+# of durable ones are, for publishers to wait before the publish: a second kind of confirming neighbour, for one publish
+# of each connection.
+#
 # If the peer dies, nobody knows what it has stored; or it says itself, in UNSETTLED, that a session was taken from it
 # before it had stored a publish. The publishers that wait for that are not answered: their connections are closed, and
 # they publish again.
@@ -37,17 +44,24 @@ class Unconfirmed:
         self.size = size
         self.at = at
         self.gated = True  # it is under way at the gate of the store
+        self.logged = False  # it is being appended to a log there
+        self.log_gated = False  # it is under way at the gate of the log
 
 
 class ConfirmingPeer(Neighbour):
     """*peer*, for topics with durable receivers there."""
 
-    def __init__(self, peer: Neighbour, write: Callable[[bytes], None], store: Gate | None) -> None:
-        """*write* appends to the data lane of *peer*. *store*: the gate of publishes that are to be confirmed."""
+    def __init__(
+        self, peer: Neighbour, write: Callable[[bytes], None], store: Gate | None, log: Gate | None = None
+    ) -> None:
+        """*write* appends to the data lane of *peer*. *store*: the gate of publishes that are to be confirmed. *log*:
+        that of those of them that are being appended to a log there.
+        """
         super().__init__(peer.worker, peer.gate, True, store)
         self.filters: dict[bytes, None] = {}  # of durable subscribers there
         self.shared: dict[tuple[bytes, bytes], None] = {}  # (share name, filter) of groups with durable members there
         self.orphaned = False  # the peer is gone, and nobody has adopted its sessions yet
+        self.log: Final = log
         self._peer = peer
         self._write = write
         self._number = 0  # of the last publish that is to be confirmed
@@ -96,15 +110,32 @@ class ConfirmingPeer(Neighbour):
         numbers = [number for first, count in ranges for number in range(first, first + count)]
         taken = [self._waiting.pop(number) for number in numbers]
         self._pass_gate(taken, now)
+        self._leave_log(taken, now)
         return [each.completion for each in taken]
 
-    def need_long(self, ranges: list[tuple[int, int]], now: float) -> None:
-        """The publishes with these numbers wait for what is being read there."""
+    def are_logged(self, ranges: list[tuple[int, int]], now: float) -> None:
+        """The publishes with these numbers are being appended to a log there."""
         numbers = [number for first, count in ranges for number in range(first, first + count)]
         waiting = [self._waiting[number] for number in numbers]
         self._pass_gate(waiting, now)
+        log = self.log
+        if log is None:
+            return
         for each in waiting:
-            each.completion.needs_long()
+            if not each.logged:
+                each.logged = each.log_gated = True
+                log.take(1, each.size, each.at)
+            if not log.open:
+                each.completion.needs_long(log=True)
+
+    def need_long(self, ranges: list[tuple[int, int]], now: float) -> None:
+        """The publishes with these numbers wait for what is being read there, or for a log that takes long."""
+        numbers = [number for first, count in ranges for number in range(first, first + count)]
+        waiting = [self._waiting[number] for number in numbers]
+        self._pass_gate(waiting, now)
+        self._leave_log(waiting, now)
+        for each in waiting:
+            each.completion.needs_long(each.logged)
 
     def _pass_gate(self, publishes: list[Unconfirmed], now: float) -> None:
         passing = [each for each in publishes if each.gated]
@@ -117,6 +148,12 @@ class ConfirmingPeer(Neighbour):
         for each in passing:
             each.gated = False
 
+    def _leave_log(self, publishes: list[Unconfirmed], now: float) -> None:
+        leaving = [each for each in publishes if each.log_gated]
+        if leaving and self.log is not None:
+            self.log.done(len(leaving), sum([each.size for each in leaving]), now - leaving[-1].at, now)
+        for each in leaving:
+            each.log_gated = False
     def pass_undelivered(self, now: float) -> bool:
         """Tell the gate of the publishes that it has let pass, and that came to nothing; whether there were some.
 
@@ -152,6 +189,7 @@ class Confirmations:
         self._settled: list[int] = []  # not told yet
         self._abandoned: list[int] = []  # the same
         self._long: list[int] = []  # the same
+        self._logged: list[int] = []  # the same
 
     def add(self, completion: Completion | None) -> None:
         """The next publish is to be confirmed, when *completion* is settled: None: at once."""
@@ -160,6 +198,9 @@ class Confirmations:
             self.settled(self._number)
         else:
             completion.queue = _Confirmation(self, self._number)
+            if completion.logged:
+                self._logged.append(self._number)
+                self._soon()
             if completion.long:
                 self.needs_long(self._number)
 
@@ -177,11 +218,14 @@ class Confirmations:
 
     def take(self) -> bytes:
         """The frames that tell what was not told yet."""
-        long, settled, abandoned = sorted(self._long), sorted(self._settled), sorted(self._abandoned)
-        self._long, self._settled, self._abandoned = [], [], []
-        frames = wire.settled(wire.LONG, long) if long else b""  # first, as they may be settled by now
-        frames += wire.settled(wire.SETTLED, settled) if settled else b""
-        return frames + wire.settled(wire.UNSETTLED, abandoned) if abandoned else frames
+        kinds = (  # SETTLED and UNSETTLED last, as those that were settled are not known any more then
+            (wire.LOGGED, self._logged),
+            (wire.LONG, self._long),
+            (wire.SETTLED, self._settled),
+            (wire.UNSETTLED, self._abandoned),
+        )
+        self._long, self._logged, self._settled, self._abandoned = [], [], [], []
+        return b"".join([wire.settled(kind, sorted(numbers)) for kind, numbers in kinds if numbers])
 
 
 class _Confirmation(CompletionListener):
@@ -192,7 +236,7 @@ class _Confirmation(CompletionListener):
     def advance(self, now: float) -> None:
         self._confirmations.settled(self._number)
 
-    def needs_long(self) -> None:
+    def needs_long(self, log: bool) -> None:
         self._confirmations.needs_long(self._number)
 
     def abandoned(self, now: float) -> Outbox | None:

@@ -91,6 +91,9 @@ class ControlLane(Handler):
         elif kind == wire.LONG:
             peer.confirming.need_long(wire.read_settled(body), now)
             self._listener.stored(peer, now)
+        elif kind == wire.LOGGED:
+            peer.confirming.are_logged(wire.read_settled(body), now)
+            self._listener.stored(peer, now)
         elif kind == wire.MEMBERS:
             self._take_members(*wire.read_members(body))
         elif kind == wire.CONFIRMED:

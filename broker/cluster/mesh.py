@@ -37,7 +37,7 @@ from broker.metrics.counters import Counters
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
 from broker.overload.gate import Gate
-from broker.overload.level import store_memory_of, store_of, without_gate
+from broker.overload.level import log_of, store_memory_of, store_of, without_gate
 from broker.overload.throttle import Throttle
 from broker.routing.fanout import Deliveries
 from broker.routing.hash_set import HashSet
@@ -144,9 +144,12 @@ class Mesh(LaneListener):
         now, resource = self._clock(), str(worker)
         gate = self._throttle.add_gate(resource, now, without_gate(resource))
         store: Gate | None = None
+        log: Gate | None = None
         if self._durable is not None:
             store = self._throttle.add_gate(store_of(resource), now, (store_memory_of(resource),))
-        peer = Peer(worker, data_stream, control_stream, gate, store)
+            if self._durable.log_gate() is not None:
+                log = self._throttle.add_gate(log_of(resource), now)
+        peer = Peer(worker, data_stream, control_stream, gate, store, log)
         self._announcements.joined(peer)
         self._peers.all.append(peer)
         lane = DataLane(peer, self, self._routes, self._deliveries, self._counters, self._origin)
@@ -223,8 +226,9 @@ class Mesh(LaneListener):
         groups = [self._routes.shared_group(*key) for key in peer.confirming.shared]
         self._withdrawing.append(Withdrawal(peer.confirming, peer.confirming.filters, groups, cold))
         self._throttle.remove_gate(peer.gate, now)
-        if peer.confirming.store is not None:
-            self._throttle.remove_gate(peer.confirming.store, now)
+        for store in (peer.confirming.store, peer.confirming.log):
+            if store is not None:
+                self._throttle.remove_gate(store, now)
 
     def _abandon_all(self, peer: Peer, now: float) -> None:
         for completion in peer.confirming.take_all():

@@ -33,10 +33,18 @@ class Mark:
 
 
 class Peer(Neighbour):
-    def __init__(self, worker: WorkerId, data: Stream, control: Stream, gate: Gate, store: Gate | None) -> None:
-        """*store*: the gate of publishes for durable sessions there."""
+    def __init__(
+        self,
+        worker: WorkerId,
+        data: Stream,
+        control: Stream,
+        gate: Gate,
+        store: Gate | None,
+        log: Gate | None = None,
+    ) -> None:
+        """*store*: the gate of publishes for durable sessions there. *log*: of those that are appended to a log."""
         super().__init__(worker, gate, False)
-        self.confirming = ConfirmingPeer(self, self.write, store)
+        self.confirming = ConfirmingPeer(self, self.write, store, log)
         self.data = data
         self.control = control
         self.confirmed = 0  # the last change that the peer has taken, all that it sent before being processed here

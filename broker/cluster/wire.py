@@ -45,6 +45,7 @@ COLD_LOST: Final = 31
 SETTLED: Final = 28  # ranges of publishes that are confirmed: (the number of the first, how many)
 UNSETTLED: Final = 29  # the same, of publishes that never will be
 LONG: Final = 44  # the same, of publishes that wait for what is being read
+LOGGED: Final = 45  # the same, of publishes that are being appended to a log
 DONE: Final = 20  # bytes of the data lane that were processed since its beginning
 PASSED: Final = 21  # the number of a barrier
 ALL_TOLD: Final = 22  # the sender has told all filters of its subscribers
@@ -115,7 +116,7 @@ def read_confirmed(body: bytes) -> tuple[int, int]:
 
 
 def settled(kind: int, numbers: list[int]) -> bytes:
-    """SETTLED, UNSETTLED or LONG; *numbers* are not empty, and in order."""
+    """SETTLED, UNSETTLED, LONG or LOGGED; *numbers* are not empty, and in order."""
     ranges: list[bytes] = []
     first = last = numbers[0]
     for number in numbers[1:]:

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from broker.config.applications import SKIP_ALL, Application, ApplicationRule
-from broker.config.schema import Config
+from broker.config.schema import Config, Overload
 from broker.mqtt.packets import (
     PUBACK,
     PUBCOMP,
@@ -32,6 +32,7 @@ from broker.store.durable.application_logs import log_settings
 from broker.store.durable.application_queue import topic_of
 from broker.store.durable.store import DurableStore
 from tests.cluster.durable_node import EXPIRY, Durable, StartRedis
+from tests.cluster.talk import subscribed
 from tests.innode import Node
 from tests.inprocess import Broker, Client
 from tests.redis_servers import RunningRedis
@@ -43,6 +44,7 @@ pytestmark = [pytest.mark.system, pytest.mark.interpreted]  # a real Redis
 LASTING: Final[Properties] = {SESSION_EXPIRY_INTERVAL: EXPIRY}
 SERVICE: Final = ApplicationRule(client="service*")
 MOST: Final = 20
+FLOOR: Final = 4  # publishes that a gate lets pass in any case
 APPLICATION_20: Final = Application(clients=(SERVICE,), max_poll_records=MOST)
 CONFIG: Final = Config(application=APPLICATION_20)
 
@@ -385,6 +387,52 @@ def test_a_service_that_comes_back_at_another_worker_has_its_log_there(
     for number in range(1, 6):
         client.send(Ack(PUBACK, number))
     assert numbers(6, 9) == read_all(client, go_on)
+
+
+def test_a_log_that_stands_still_stops_publishers_at_other_workers_who_publish_for_it_and_no_others(
+    nodes: Callable[..., Node], redis: RunningRedis
+) -> None:
+    """All that publish for durable sessions of that worker would wait; or what waits for its log fill its memory."""
+    log, links = ModelLog(), Links()
+    config = replace(CONFIG, overload=Overload(gate_floor=FLOOR))
+    node = nodes(2, config, redis, durable=True, prepare=partial(link, log, links))
+    here, there = node
+    subscriber(here, "service1")
+    settle(list(node), links)
+    device = here.connect("device", V5, clean_start=False, properties=LASTING)
+    subscribed(device, "d")
+    node.settle()
+    (peer,) = there.mesh.peers
+    store, gate = peer.confirming.store, peer.confirming.log
+    assert store is not None and gate is not None
+    publisher, other = there.connect("publisher"), there.connect("other")
+    for number in range(1, FLOOR):
+        publisher.send(Publish(b"t", b"x", 1, packet_id=number))
+        node.settle()
+    assert (0, FLOOR - 1, True) == (store.count, gate.count, gate.open)
+    assert (0, 0) == waits(there, "publisher")
+    for number in range(FLOOR, FLOOR + 3):
+        publisher.send(Publish(b"t", b"x", 1, packet_id=number))
+        node.settle()
+    assert (0, FLOOR, False) == (store.count, gate.count, gate.open), "it is not read any more"
+    assert (0, 1) == waits(there, "publisher")
+    other.send(Publish(b"d", b"x", 1, packet_id=1))
+    node.settle()
+    node.advance(0.1)
+    assert [PUBACK] == [each.kind for each in other.receive() if isinstance(each, Ack)]
+    links[here][0].unstored[0].appender.late(here.clock.now)
+    node.settle()
+    assert (FLOOR - 1, True) == (gate.count, gate.open), "others have overtaken it"
+    settle(list(node), links)
+
+    assert FLOOR + 2 == len([each for each in publisher.receive() if isinstance(each, Ack)])
+    assert (0, 0, True) == (store.count, gate.count, gate.open)
+
+
+def waits(broker: Broker, client_id: str) -> tuple[int, int]:
+    """How many publishes of the client wait for sessions that are read, and for logs, so that it is not read."""
+    facts = broker.diagnostics.facts(client_id)
+    return facts["long"], facts["logged"]
 
 
 def connect(broker: Broker, client_id: str, version: int) -> int:
