@@ -157,16 +157,19 @@ def show_status(answer: dict[str, Any]) -> None:
 
 def carrier_lines(carrier: dict[str, Any]) -> list[str]:
     """The carrier of a node, and its log."""
+    from rich.markup import escape
+
     log = f"Kafka at {', '.join(carrier['hosts'])}" if carrier["hosts"] else "streams of Redis"
     facts = f"process {carrier['pid']}, up {duration(carrier['uptime'])}, {counted(carrier['deaths'], 'death')}"
     lines = [f"carrier     {_colored(carrier['state'])}, {facts}; its log: {log}"]
     report = carrier["report"]
-    if report.get("waiting"):
-        lines.append(
-            f"            {counted(report['waiting'], 'pack')} ({short(report['waiting_bytes'])}B) wait for it"
-        )
+    if report.get("waiting_packs"):
+        waiting = counted(report["waiting_packs"], "pack")
+        lines.append(f"            {waiting} ({short(report['waiting_bytes'])}B) wait for it")
+    if report.get("unusable"):
+        lines.append(f"            the log cannot be used: {escape(report['unusable'])}")
     lines += [
-        f"            nothing can be appended to {topic}/{number}: {why}"
+        f"            nothing can be appended to {topic}/{number}: {escape(why)}"
         for topic, number, why in report.get("failing", [])
     ]
     return lines

@@ -3,7 +3,7 @@
 # Names follow Prometheus' conventions: a unit at the end, seconds and bytes, `_total` for counters. Labels are bounded:
 # a reason is a member of broker/reasons.py, a worker is a number. Nothing that a client chose is a label.
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,6 +16,23 @@ from broker.version import VERSION, form
 from supervisor.node import Node
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+SERVING: Final = "serving"
+# Of the report of the carrier (broker/carrier/carrier.py).
+CARRIER_COUNTERS: Final = (
+    ("stored_packs", "Packs of messages that the log has stored."),
+    ("stored_records", "Records that these packs were stored in."),
+    ("resent_records", "Records that were sent again, as it was not known whether the log has them."),
+    ("read_records", "Records that were read for workers."),
+    ("repeated_packs", "Packs that were read twice, and left out."),
+    ("damaged_records", "Records that could not be decoded."),
+)
+CARRIER_GAUGES: Final = (
+    ("waiting_packs", "Packs that the log has not stored yet."),
+    ("waiting_bytes", "Bytes that these take."),
+    ("failing_partitions", "Partitions that nothing can be appended to."),
+    ("readings", "Partitions that are read for workers."),
+    ("resident_bytes", "Memory of the carrier."),
+)
 
 
 class NodeCollector(Collector):
@@ -36,6 +53,8 @@ class NodeCollector(Collector):
         )
         yield from _from_table(node.statistics())
         yield from self._workers()
+        if node.carrier is not None:
+            yield from _carrier(node.carrier.describe())
 
     def _workers(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("weir_worker_up", "1 if the worker serves, else 0.", labels=["worker"])
@@ -55,6 +74,19 @@ class NodeCollector(Collector):
             connected.add_metric([str(shard.number)], told.get("gauges", {}).get("connected", 0))
             level.add_metric([str(shard.number)], told.get("overload", {}).get("level", 0))
         yield from (up, deaths, connected, level)
+
+
+def _carrier(told: dict[str, Any]) -> Iterator[Metric]:
+    """The carrier, and what it reports; its counters begin at 0 with each process."""
+    yield GaugeMetricFamily(
+        "weir_carrier_up", "1 if the carrier serves, else 0.", value=float(told["state"] == SERVING)
+    )
+    yield CounterMetricFamily("weir_carrier_deaths", "Processes of the carrier that died.", value=told["deaths"])
+    report = told["report"]
+    for name, meaning in CARRIER_COUNTERS:
+        yield CounterMetricFamily(f"weir_carrier_{name}", meaning, value=report.get(name, 0))
+    for name, meaning in CARRIER_GAUGES:
+        yield GaugeMetricFamily(f"weir_carrier_{name}", meaning, value=report.get(name, 0))
 
 
 def _from_table(told: Report) -> Iterator[Metric]:

@@ -14,12 +14,13 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.carrier.log import LogStatistics
+from broker.config.budget import WAITING_BYTES
 from broker.reasons import LogFailure
 from broker.store.logs.records import OVERHEAD as ENCODED
 from broker.store.logs.records import START, Pack, encode
 from broker.store.logs.topics import LogError, Partition
 
-MOST_BYTES: Final = 64 * 1024 * 1024  # that wait, in all partitions: a second of 300 000 messages of 120 bytes
+MOST_BYTES: Final = WAITING_BYTES  # that wait, in all partitions
 PACK_BYTES: Final = 520  # of a pack that waits, beside its body: objects, and what it calls
 QUEUE_BYTES: Final = 1200  # of a partition that has some
 COPIES: Final = 4  # of a record that is under way: here, in a batch, in a request, and in what the socket has not taken

@@ -97,20 +97,22 @@ class Carrier:
             connection.move(address, self.clock())
 
     def report(self) -> dict[str, Any]:
-        """For `weir status`."""
+        """For `weir status` and /metrics."""
         statistics, workers = self.log.statistics(), self.turns.workers
         return {
             "workers": len(workers),
             "readings": sum(worker.readings() for worker in workers),
-            "waiting": statistics.waiting,
+            "waiting_packs": statistics.waiting,
             "waiting_bytes": statistics.waiting_bytes,
-            "stored": statistics.stored,
+            "stored_packs": statistics.stored,
             "stored_records": statistics.stored_records,
-            "resent": statistics.resent,
-            "read": statistics.read,
-            "repeated": statistics.repeated,
-            "damaged": statistics.damaged,
+            "resent_records": statistics.resent,
+            "read_records": statistics.read,
+            "repeated_packs": statistics.repeated,
+            "damaged_records": statistics.damaged,
+            "failing_partitions": len(statistics.failing),
             "failing": self.turns.failing(),
+            "unusable": statistics.unusable,
             "resident_bytes": resident_bytes(),
         }
 

@@ -19,6 +19,7 @@ from typing import Final
 
 from broker.carrier.appends import MOST_BYTES
 from broker.carrier.log import Log, LogStatistics, Reading
+from broker.config.budget import HELD_BYTES
 from broker.log import Log as Lines
 from broker.store.logs import frames
 from broker.store.logs.frames import LARGEST, VERSION, Body, LaneError
@@ -27,7 +28,7 @@ from broker.store.logs.records import OVERHEAD, Pack, Position, Record
 from broker.store.logs.topics import LogError, Partition, TopicDescription
 
 WINDOW: Final = 1024 * 1024  # bytes of one reading: 50 ms of 150 000 messages a second
-MOST: Final = 16 * 1024 * 1024  # bytes of all readings of a worker, beside one reply of the log for each
+MOST: Final = HELD_BYTES  # of all readings of a worker, beside one reply of the log for each
 SHARE: Final = 2  # of what is free, a reading may have this power of a half
 RESUMED: Final = 100  # paused readings that are looked at in a turn, once others have left them more
 ENOUGH: Final = MOST_BYTES // 2  # bytes that wait for the log, from which on data lanes are read again

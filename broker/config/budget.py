@@ -7,12 +7,18 @@
 from dataclasses import dataclass
 from typing import Final
 
-from broker.config.schema import MEMORY, Config
+from broker.config.schema import MEMORY, Config, needs_carrier
 
 SUPERVISOR_BYTES: Final = 40 << 20
 OWN_BYTES: Final = 48 << 20  # of a worker without a client: the interpreter, its libraries and code
 CONNECTION_BYTES: Final = 2400  # of an idle connection with its session; tests/protocol/test_bounds.py holds it
 ASSUMED_CONNECTIONS: Final = 20_000  # of the node, where limits.connections = 0 leaves it to the limit of descriptors
+# On a node with a carrier. Of a worker: packs that the log is not known to have, and records that were read of it.
+UNSTORED_BYTES: Final = 8 << 20  # a quarter of a second of 250 000 messages of 120 bytes each second
+HELD_BYTES: Final = 16 << 20
+# Of the carrier, beside what each worker is yet to take of records.
+CARRIER_BYTES: Final = 72 << 20  # the interpreter, kafka-python and code, and 16 MiB that are read ahead
+WAITING_BYTES: Final = 64 << 20  # a second of 300 000 messages of 120 bytes
 REDIS: Final = 8  # the node's memory divided by this is for the data of the private Redis
 MIB: Final = 1 << 20
 
@@ -44,9 +50,11 @@ class WorkerBudget:
     def __init__(self, config: Config, memory: int, workers: int) -> None:
         limits, overload = config.limits, config.overload
         shared = SUPERVISOR_BYTES + (0 if config.redis.url else redis_memory(config, memory))
+        shared += carrier_memory(config, workers)
+        self.log = UNSTORED_BYTES + HELD_BYTES if needs_carrier(config) else 0
         self.memory = max(memory - shared, memory // 2) // workers
         connections = -(-(limits.connections or ASSUMED_CONNECTIONS) // workers) * CONNECTION_BYTES
-        part = max(self.memory - OWN_BYTES - connections, self.memory // 4) // PARTS
+        part = max(self.memory - OWN_BYTES - connections - self.log, self.memory // 4) // PARTS
         self.input = max(part * INPUT, limits.packet_bytes)  # a single client may send any packet
         self.outbound = config.delivery.outbound_budget or max(part * OUTBOUND, config.delivery.high_watermark)
         self.messages = limits.queue_budget or part * MESSAGES
@@ -77,6 +85,9 @@ class WorkerBudget:
             words = f"an {UNWRITTEN}th of retained.bytes"
             self.accounts.append(Account("unwritten retained", self.unwritten, words))
 
+        if self.log:
+            self.accounts.append(Account("logs", self.log, "what the log is not known to have, and records of it"))
+
     def total(self) -> int:
         """The sum of all accounts."""
         return sum(account.limit for account in self.accounts)
@@ -85,6 +96,11 @@ class WorkerBudget:
 def redis_memory(config: Config, memory: int) -> int:
     """Bytes of the data of the private Redis, on a node that may use *memory* bytes."""
     return config.redis.memory or memory // REDIS
+
+
+def carrier_memory(config: Config, workers: int) -> int:
+    """Bytes of the carrier of a node with *workers* workers; 0: it has none."""
+    return CARRIER_BYTES + WAITING_BYTES + workers * HELD_BYTES if needs_carrier(config) else 0
 
 
 def describe(config: Config, memory: int, workers: int) -> list[str]:
@@ -96,7 +112,8 @@ def describe(config: Config, memory: int, workers: int) -> list[str]:
     total = budget.total()
     lines.append(f"  {'sum':<{width}}  {_mib(total):>10}  of each worker; {_mib(total * workers)} of all")
     redis = "" if config.redis.url else f", the private Redis {_mib(redis_memory(config, memory))} (redis.memory)"
-    lines.append(f"Beside the workers, the supervisor has {_mib(SUPERVISOR_BYTES)}{redis}.")
+    carrier = f", the carrier {_mib(carrier_memory(config, workers))}" if needs_carrier(config) else ""
+    lines.append(f"Beside the workers, the supervisor has {_mib(SUPERVISOR_BYTES)}{carrier}{redis}.")
     if total <= budget.memory:
         lines.append("The worst case of these fits into the memory.")
     else:

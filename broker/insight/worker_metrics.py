@@ -12,6 +12,7 @@ from broker.metrics.report import Report, report, with_others
 from broker.metrics.sys_topics import SysTopics
 from broker.net.loop import Loop
 from broker.overload.connects import Connects
+from broker.overload.gate import Gate
 from broker.overload.monitor import OverloadMonitor
 from broker.protocol.essentials import Essentials
 from broker.protocol.parts import ProtocolParts
@@ -58,6 +59,8 @@ class WorkerMetrics:
         self._redis = links.registry_client
         self._store_gate = links.store_gate
         self._durable = links.durable_store
+        self._carrier = links.carrier
+        self._log_gate = links.log_gate
         self._publishing = protocol.publishing
         self._resident_bytes = resident_bytes
         self._internal_errors = base.internal_errors
@@ -76,6 +79,8 @@ class WorkerMetrics:
         retained = self._retained.statistics()
         now = self._clock()
         gate = self._store_gate
+        log, gate_of_log = None if self._carrier is None else self._carrier.statistics(), self._log_gate
+        logs = None if self._durable is None else self._durable.logs
         self._update_counters()
         self._interval_metrics.pauses.settle(now)
         return Gauges(
@@ -87,7 +92,13 @@ class WorkerMetrics:
             subscriptions=subscriptions,
             shared_subscriptions=shared,
             store_waiting=0 if gate is None else gate.count,
-            store_ms=0.0 if gate is None else (gate.capacity()[1] + gate.delay(now)) * 1e3,
+            store_ms=0.0 if gate is None else _milliseconds(gate, now),
+            log_waiting=0 if log is None else log.unstored,
+            log_waiting_bytes=0 if log is None else log.unstored_bytes,
+            log_held_bytes=0 if log is None else log.held_bytes,
+            log_readings=0 if log is None else log.readings,
+            log_failing=0 if logs is None else len(logs.troubles),
+            log_ms=0.0 if gate_of_log is None else _milliseconds(gate_of_log, now),
             store_fill=0.0 if self._redis is None else self._redis.memory.fill(),
             retained=retained.count - retained.own,
             retained_bytes=retained.bytes - retained.own_bytes,
@@ -110,6 +121,12 @@ class WorkerMetrics:
         counters.bytes_received = reactor.bytes_received
         counters.bytes_sent = reactor.bytes_sent
         counters.became_non_writable = self._outbound_budget.became_non_writable
+        carrier = self._carrier
+        if carrier is not None:
+            counters.log_packs = carrier.stored_packs
+            counters.log_bytes = carrier.stored_bytes
+            counters.log_carriers = carrier.carriers
+            counters.log_refusals_by_reason.update(carrier.refused_packs)
         flushing = reactor.flushing
         later = flushing.filled + flushing.waited + flushing.evicted
         counted = counters.flushes_by_cause
@@ -165,3 +182,8 @@ class WorkerMetrics:
             collections=collections,
             longest_collection_ms=round(longest_collection * 1e3, 3),
         )
+
+
+def _milliseconds(gate: Gate, now: float) -> float:
+    """How long publishes wait for the resource of *gate*."""
+    return (gate.capacity()[1] + gate.delay(now)) * 1e3

@@ -3,7 +3,16 @@
 # A counter is a plain attribute that the code at the event increments: no call and no lock, as a worker is one thread.
 # Events that have a reason are counted by the reason's label. table.py has a row for each attribute, which says where
 # its value is shown.
-from broker.reasons import CloseReason, DropReason, FilterRefusal, FlushCause, PauseReason, PublishRefusal, StoreFailure
+from broker.reasons import (
+    CloseReason,
+    DropReason,
+    FilterRefusal,
+    FlushCause,
+    LogFailure,
+    PauseReason,
+    PublishRefusal,
+    StoreFailure,
+)
 
 
 class Counters:
@@ -57,6 +66,11 @@ class Counters:
         self.store_bytes = 0
         self.store_repeated = 0
         self.store_failures_by_reason = dict.fromkeys([failure.label for failure in StoreFailure], 0)
+        # Per pack for a log.
+        self.log_packs = 0
+        self.log_bytes = 0
+        self.log_carriers = 0
+        self.log_refusals_by_reason = dict.fromkeys([failure.label for failure in LogFailure], 0)
         # Per client that reads slowly or is paused.
         self.became_non_writable = 0
         self.flushes_by_cause = dict.fromkeys([cause.label for cause in FlushCause], 0)

@@ -15,6 +15,12 @@ class Gauges:
     shared_subscriptions: int = 0
     store_waiting: int = 0  # publishes that wait for the store of durable sessions here
     store_ms: float = 0.0  # that they wait
+    log_waiting: int = 0  # packs that the log is not known to have
+    log_waiting_bytes: int = 0
+    log_held_bytes: int = 0  # of records that were read, and are not passed on
+    log_readings: int = 0
+    log_failing: int = 0  # logs of clients here that cannot be used
+    log_ms: float = 0.0  # that publishes wait for the log
     store_fill: float = 0.0  # share of its memory that Redis uses
     retained: int = 0
     retained_bytes: int = 0

@@ -12,7 +12,16 @@
 from enum import Enum
 from typing import Final, NamedTuple
 
-from broker.reasons import CloseReason, DropReason, FilterRefusal, FlushCause, PauseReason, PublishRefusal, StoreFailure
+from broker.reasons import (
+    CloseReason,
+    DropReason,
+    FilterRefusal,
+    FlushCause,
+    LogFailure,
+    PauseReason,
+    PublishRefusal,
+    StoreFailure,
+)
 
 SUM: Final = "sum"  # the node has as much as its workers together
 GREATEST: Final = "greatest"  # each worker holds all of it, or a sum means nothing
@@ -255,6 +264,13 @@ COUNTERS: Final = (
         "Bytes of these commands.",
         prometheus="store_written_bytes",
     ),
+    CounterRow("log_packs", "Packs of messages that logs of APPLICATION clients have stored.", prometheus="log_packs"),
+    CounterRow("log_bytes", "Bytes of these packs.", prometheus="log_written_bytes"),
+    CounterRow(
+        "log_carriers",
+        "Carriers that the worker was connected to: each but the first has replaced one that ended.",
+        prometheus="log_carriers",
+    ),
     CounterRow(
         "store_repeated",
         "Transactions that were sent again, as Redis had refused them or its answer was lost.",
@@ -335,6 +351,13 @@ REASONS: Final = (
         prometheus="store_failures",
     ),
     ReasonRow(
+        "log_refusals_by_reason",
+        "log_refusals",
+        LogFailure,
+        "Packs of messages that the log refused, and that their clients do not get, by reason.",
+        prometheus="log_refused_packs",
+    ),
+    ReasonRow(
         "records_dropped_by_reason",
         "records_dropped",
         StoreFailure,
@@ -403,6 +426,39 @@ GAUGES: Final = (
         "Milliseconds that publishes wait for Redis: the mean of the last 100 to 200 ms.",
         node=GREATEST,
         prometheus="store_seconds",
+        scale=1e-3,
+    ),
+    GaugeRow(
+        "log_waiting",
+        "log_waiting",
+        "Packs of messages that wait until the log has stored them.",
+        prometheus="log_waiting_packs",
+    ),
+    GaugeRow(
+        "log_waiting_bytes",
+        "log_waiting_bytes",
+        "Bytes of these packs.",
+        prometheus="log_waiting_bytes",
+    ),
+    GaugeRow(
+        "log_held_bytes",
+        "log_held_bytes",
+        "Bytes of records that were read of logs, and wait for room in the queues of their clients.",
+        prometheus="log_held_bytes",
+    ),
+    GaugeRow("log_readings", "log_readings", "Logs that are being read.", prometheus="log_readings"),
+    GaugeRow(
+        "log_failing",
+        "log_failing",
+        "Logs of APPLICATION clients that cannot be made, found or read.",
+        prometheus="log_failing",
+    ),
+    GaugeRow(
+        "log_ms",
+        "log_ms",
+        "Milliseconds that publishes wait for the log: the mean of the last 100 to 200 ms.",
+        node=GREATEST,
+        prometheus="log_seconds",
         scale=1e-3,
     ),
     GaugeRow(

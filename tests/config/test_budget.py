@@ -1,7 +1,15 @@
 # How the memory of a node is shared out.
 import pytest
 
-from broker.config.budget import SUPERVISOR_BYTES, WorkerBudget, describe, redis_memory
+from broker.config.applications import Application, ApplicationRule
+from broker.config.budget import (
+    HELD_BYTES,
+    SUPERVISOR_BYTES,
+    UNSTORED_BYTES,
+    WorkerBudget,
+    describe,
+    redis_memory,
+)
 from broker.config.schema import Config, Redis, Retained
 
 MIB = 1 << 20
@@ -36,3 +44,17 @@ def test_it_is_said_whether_the_worst_case_fits() -> None:
 
     assert crowded[-1].startswith("The worst case exceeds the memory by ")
     assert "The worst case of these fits into the memory." == roomy[-1]
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_what_logs_take_has_its_part(workers: int) -> None:
+    """What waits for a log would come on top of all that a node may use, when Kafka is away."""
+    logs = Config(application=Application(clients=(ApplicationRule(client="service"),)))
+    with_logs, without = (WorkerBudget(config, 2048 * MIB, workers) for config in (logs, Config()))
+
+    assert {"logs": UNSTORED_BYTES + HELD_BYTES} == {
+        one.name: one.limit for one in with_logs.accounts if one.name not in {each.name for each in without.accounts}
+    }
+    assert with_logs.total() <= with_logs.memory < without.memory
+    assert "the carrier " in describe(logs, 2048 * MIB, workers)[-2]
+    assert "the carrier " not in describe(Config(), 2048 * MIB, workers)[-2]

@@ -10,6 +10,7 @@ from broker.reasons import (
     DropReason,
     FilterRefusal,
     FlushCause,
+    LogFailure,
     PauseReason,
     PublishRefusal,
     ReportFailure,
@@ -30,6 +31,7 @@ SECTIONS: Final[tuple[tuple[type[Enum], str, str], ...]] = (
     (DropReason, "Dropped messages", "Counted once for each receiver. Events: see `publish_dropped` and others above."),
     (FilterRefusal, "Refused filters", "The code is that of the SUBACK; MQTT 3 has 0x80. Event: `filter_refused`."),
     (StoreFailure, "Redis", "Event: `redis_unavailable`. The metric counts metrics records that were not written."),
+    (LogFailure, "Logs", "`why` of events about logs begins with these words. The metric counts packs of messages."),
     (ReportFailure, "Ignored overload reports", "`weir overload --json` counts them for each worker."),
     (
         FlushCause,

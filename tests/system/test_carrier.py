@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from broker.config.schema import Kafka
+from supervisor.metrics import CARRIER_COUNTERS, CARRIER_GAUGES
 from tests.carrier.conftest import UNCLOSED
 from tests.carrier.processes import RunningCarrier, RunningWorker, Stage, named, numbers
 from tests.kafka_servers import kafka, topic_name
@@ -28,8 +29,8 @@ COUNT = 2000  # packs of each writer
 SETTINGS = {"application__clients": '[{client = "app-*"}]', "store__durability": "process"}
 
 
-def carrier_of(weir: Node) -> dict[str, object]:
-    told: dict[str, object] = node.status(weir.control)["carrier"]
+def carrier_of(weir: Node) -> dict[str, Any]:
+    told: dict[str, Any] = node.status(weir.control)["carrier"]
     return told
 
 
@@ -55,6 +56,7 @@ def test_a_node_has_a_carrier_that_all_workers_are_joined_to(start_node: StartNo
     told = carrier_of(weir)
 
     assert ("redis", [], 0) == (told["log"], told["hosts"], told["deaths"])
+    assert {name for name, _ in (*CARRIER_COUNTERS, *CARRIER_GAUGES)} <= told["report"].keys()
     pid = told["pid"]
     assert isinstance(pid, int)
     assert b"broker.carrier" in Path(f"/proc/{pid}/cmdline").read_bytes()

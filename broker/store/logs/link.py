@@ -99,6 +99,9 @@ class CarrierLink:
     def __init__(self, source: int, gate: LogGate, failed: Callable[[Exception], None]) -> None:
         """*source*: no other process has or had the same. *failed* is called with exceptions of those who use it."""
         self.carriers = 0  # that there have been
+        self.stored_packs = 0
+        self.stored_bytes = 0
+        self.refused_packs: dict[str, int] = {}  # by the label of the failure
         self.status: LogStatus | None = None  # of the log, as the carrier has told last
         self._source = source
         self._gate = gate
@@ -187,6 +190,7 @@ class CarrierLink:
         A pack of more than LARGEST_BODY bytes is refused at once. The topic has to have been created.
         """
         if len(body) > frames.LARGEST_BODY:
+            self._count_refusal(LogFailure.TOO_LARGE)
             appender.refused(LogError(LogFailure.TOO_LARGE, f"{len(body)} bytes"), now)
             return
         self._sequence += 1
@@ -215,7 +219,10 @@ class CarrierLink:
 
     def _stored(self, packs: list[tuple[int, int]], now: float) -> None:
         for sequence, offset in packs:
+            before = self._unstored_bytes
             pack = self._remove(sequence, now)
+            self.stored_packs += 1
+            self.stored_bytes += before - self._unstored_bytes - PACK
             try:
                 pack.appender.stored(offset, now)
             except Exception as error:
@@ -225,9 +232,13 @@ class CarrierLink:
 
     def _refused(self, sequence: int, why: LogError, now: float) -> None:
         pack = self._remove(sequence, now)
+        self._count_refusal(why.failure)
         self._gate.holds(self._unstored_bytes, now)
         self._pass_gate(now)
         pack.appender.refused(why, now)
+
+    def _count_refusal(self, failure: LogFailure) -> None:
+        self.refused_packs[failure.label] = self.refused_packs.get(failure.label, 0) + 1
 
     def _pass_gate(self, now: float) -> None:
         waited_for = self._waited_for

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from broker.config.budget import UNSTORED_BYTES
 from broker.overload.gate import Gate
 
 LATE: Final = 0.5  # seconds
-MOST: Final = 8 * 1024 * 1024  # bytes: a quarter of a second of 250 000 messages of 120 bytes each second
+MOST: Final = UNSTORED_BYTES
 ENOUGH: Final = MOST // 2  # bytes from which on it opens again
 
 
