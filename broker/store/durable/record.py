@@ -66,8 +66,20 @@ class QueueMaker(Protocol):
         ...
 
 
+class Giving:
+    """The session goes to the worker with the incarnation *taker*; *then* is called when it has, or has ended."""
+
+    def __init__(self, taker: bytes, then: Callable[[bytes | None], None]) -> None:
+        self.taker = taker
+        self.then = then
+
+
 class SessionRecord(SessionStorage, Writer):
-    """It has the queue of the session, if there is one: most sessions are idle, and have none."""
+    """It has the queue of the session, if there is one: most sessions are idle, and have none.
+
+    It has at most 30 attributes: with more, each would have a dictionary of its own, of a kilobyte, where it is not
+    compiled.
+    """
 
     def __init__(self, keys: SessionKeys, client: bytes, commit: GroupCommit, queues: QueueMaker) -> None:
         super().__init__(commit.gate.gate)
@@ -94,8 +106,7 @@ class SessionRecord(SessionStorage, Writer):
         self._removing = False  # removals are under way
         self._written: Callable[[], None] | None = None  # waits until it is carried out
         self._ended = False
-        self._taker: bytes | None = None  # the worker that is to own the session
-        self._give: Callable[[bytes | None], None] | None = None  # to be called when it does, or when it has ended
+        self._give: Giving | None = None  # to the worker that is to own the session, until it does or has ended
         self._given = False  # to that worker, or removed: nothing is written any more
         self._giving = False  # what is under way gives it
         self._leaves = False  # its messages return to groups: it is removed behind the writes for that
@@ -295,8 +306,7 @@ class SessionRecord(SessionStorage, Writer):
         if self._ended:
             then(self.queue().given_state())
             return
-        self._taker = incarnation
-        self._give = then
+        self._give = Giving(incarnation, then)
         self.queue().give(self._queue_given)
         if self._give is not None:
             self._commit.when_full(self)
@@ -365,12 +375,13 @@ class SessionRecord(SessionStorage, Writer):
     def removes(self, now: float) -> list[Words]:
         if self._ended:
             return [] if self._leaves else self._end_removes()
-        if self._giving or (self._given and self._taker is None):  # it is not that of this worker any more, or soon
+        if self._giving or (self._given and self._give is None):  # it is not that of this worker any more, or soon
             return []
         if self._given and self.queue().gives_stored:
             self._giving = self._removing = True
             self.queue().left = True
-            return [*self._fields_removed(), self._queues.giving(self._keys, self._client, self._taker or b"")]
+            taker = b"" if self._give is None else self._give.taker
+            return [*self._fields_removed(), self._queues.giving(self._keys, self._client, taker)]
         if self._writing:  # what is to be stored may be of the same fields
             removals = self._will_removed()
         else:
@@ -443,7 +454,7 @@ class SessionRecord(SessionStorage, Writer):
     def collect(self, now: float, wall: float) -> list[bytes]:
         keys, client = self._keys, self._client
         key = keys.records + client
-        if self._given and (self._ended or self._taker is None or self.queue().gives_stored):
+        if self._given and (self._ended or self._give is None or self.queue().gives_stored):
             return []  # it is removed, or not that of this worker any more, or given with what is stored
         if self._ended:
             return [packed(*words) for words in self._end_removes()]
@@ -462,9 +473,9 @@ class SessionRecord(SessionStorage, Writer):
         if self._changed:
             writes.append(packed("HSET", key, *[part for item in self._changed.items() for part in item]))
             self._changed = None
-        if self._given and self._taker is not None:
+        if self._given and self._give is not None:
             self._giving = True
-            writes.append(in_transaction(self._queues.giving(keys, client, self._taker)))
+            writes.append(in_transaction(self._queues.giving(keys, client, self._give.taker)))
         waits = self._written is not None or (self._tokens is not None and self._tokens.written)
         if waits and not writes:
             writes.append(packed("EXISTS", key))  # or it would not be told that what it has stored before is there
@@ -500,15 +511,15 @@ class SessionRecord(SessionStorage, Writer):
         give = self._give
         if give is None or not (gave or self._ended):
             return
-        self._give = self._taker = None
+        self._give = None
         self._commit.when_full_no_more(self)
         if refused:
             self._given = False
             self.queue().stay()
             self._commit.soon(self)
-            give(None)
+            give.then(None)
         else:
-            give(self.queue().given_state())
+            give.then(self.queue().given_state())
 
 
 def _taker_has_ended(errors: list[ReplyError]) -> bool:
