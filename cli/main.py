@@ -201,6 +201,17 @@ def check(
         wrong = wrong or str(error)
     if wrong:
         refuse(wrong)
+    if settings.kafka.hosts:
+        from supervisor.kafka_survey import KafkaUnusable, ask_kafka
+
+        try:
+            about_kafka = ask_kafka(settings)
+        except KafkaUnusable as error:
+            if settings.application.required:
+                refuse(str(error))
+            about_kafka = [f"Warning: {error}"]
+        for line in about_kafka:
+            typer.echo(line)
     typer.echo("The configuration is valid.")
     if budget:
         _print_budget(settings)

@@ -1,7 +1,8 @@
 # The carrier: makes its parts and hands them to each other. The process around it is in __main__.py.
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,7 +78,7 @@ class Carrier:
             if error is None:
                 then("")
             elif self.kafka:
-                then(f"Kafka at {', '.join(self.kafka)} cannot be used: {error}.")
+                then(kafka_unusable(self.kafka, error))
             else:
                 then(f"Redis cannot be used for logs: {error}.")
 
@@ -127,10 +128,20 @@ def _kafka_log(
     kafka: Kafka, name: str, clock: Callable[[], float], deliver: Callable[[Callable[[], None]], None]
 ) -> Log:
     """CarrierUnusable."""
-    try:
-        from broker.carrier.kafka_log import KafkaLog
-    except ModuleNotFoundError:
-        raise CarrierUnusable(NO_CLIENT) from None
+    options = kafka_options(kafka, name)
+    from broker.carrier.kafka_log import KafkaLog
+
+    return KafkaLog(options, clock, deliver)
+
+
+def kafka_unusable(hosts: Sequence[str], error: LogError) -> str:
+    return f"Kafka at {', '.join(hosts)} cannot be used: {error}."
+
+
+def kafka_options(kafka: Kafka, name: str) -> dict[str, Any]:
+    """Those of all clients of kafka-python, which is installed. CarrierUnusable."""
+    if find_spec("kafka") is None:
+        raise CarrierUnusable(NO_CLIENT)
     options: dict[str, Any] = {"bootstrap_servers": [*kafka.hosts], "client_id": name, **dict(kafka.options)}
     if kafka.password_file:
         try:
@@ -138,4 +149,4 @@ def _kafka_log(
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise CarrierUnusable(f"Cannot read kafka.password_file = {kafka.password_file}: {why}.") from None
-    return KafkaLog(options, clock, deliver)
+    return options

@@ -5,7 +5,9 @@
 import queue
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -27,6 +29,16 @@ SEGMENTS: Final = 8  # of what a topic keeps, at least
 LEAST_SEGMENT: Final = 1024 * 1024  # bytes; Kafka 4 allows no less
 MOST_SEGMENT: Final = 64 * 1024 * 1024
 LEAST_SEGMENT_TIME: Final = 60_000  # milliseconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaSurvey:
+    """What Kafka gives to logs."""
+
+    partitions: int  # of all topics
+    brokers: int
+    replication: int  # copies of a topic as clients have it
+    in_sync: int  # of them, that have a record when it is acknowledged
 
 
 class KafkaAdmin:
@@ -109,8 +121,27 @@ class KafkaAdmin:
         if kind not in (NoError, TopicAlreadyExistsError):
             raise error_of(kind(f"{topic}: {words}"))
 
+    def survey(self, topic: str, wanted: TopicProperties) -> KafkaSurvey:
+        """What Kafka gives to logs such as *topic*, which may exist. LogError: it would not make it."""
+        self.try_out(topic, wanted)
+        admin = self._connected()
+        metadata = admin.describe_cluster()
+        unknown = f"{topic}.{uuid.uuid4().hex}"
+        answer = self._answer_for(unknown, wanted, True)
+        in_sync = answer["configs"]["min.insync.replicas"]
+        return KafkaSurvey(
+            partitions=sum(len(one["partitions"]) for one in admin.describe_topics()),
+            brokers=len(metadata["brokers"]),
+            replication=answer["replication_factor"],
+            in_sync=int(in_sync["value"] if isinstance(in_sync, dict) else in_sync),
+        )
+
     def _ask_for(self, topic: str, wanted: TopicProperties, only_validate: bool) -> tuple[Any, str]:
         """Ask Kafka to make *topic*; the class of its error, or NoError, and the words of its message."""
+        answer = self._answer_for(topic, wanted, only_validate)
+        return for_code(answer["error_code"]), str(answer["error_message"])
+
+    def _answer_for(self, topic: str, wanted: TopicProperties, only_validate: bool) -> Any:
         configs = {
             "cleanup.policy": "delete",
             "retention.ms": str(1000 * wanted.retention),
@@ -119,10 +150,9 @@ class KafkaAdmin:
             "segment.ms": str(max(1000 * wanted.retention // SEGMENTS, LEAST_SEGMENT_TIME)),
         }
         described = {"num_partitions": wanted.partitions, "replication_factor": wanted.replication, "configs": configs}
-        answer = self._connected().create_topics(
+        return self._connected().create_topics(
             {topic: described}, timeout_ms=REQUEST, validate_only=only_validate, raise_errors=False
         )["topics"][0]
-        return for_code(answer["error_code"]), str(answer["error_message"])
 
     def _warm(self, topic: str) -> None:
         producer = self.connect()

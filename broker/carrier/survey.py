@@ -1,0 +1,41 @@
+# What Kafka gives to the logs of a node, for `weir config check`: `python -m broker.carrier.survey`.
+#
+# A process of its own, as only the carrier may import kafka-python. It takes the settings as JSON from its input, and
+# writes JSON: {"error": SENTENCE}, or what `KafkaSurvey` has.
+import json
+import os
+import sys
+from dataclasses import asdict
+
+from broker.carrier.carrier import TRIED, CarrierUnusable, kafka_options, kafka_unusable
+from broker.config.schema import Config
+from broker.config.sources import restored
+from broker.store.durable.application_logs import log_settings
+from broker.store.logs.topics import LogError
+
+
+def survey(config: Config) -> dict[str, object]:
+    hosts = config.kafka.hosts
+    try:
+        options = kafka_options(config.kafka, "weir-config-check")
+        from kafka.errors import KafkaError
+
+        from broker.carrier.inbox import Inbox
+        from broker.carrier.kafka_admin import KafkaAdmin
+        from broker.carrier.kafka_errors import error_of
+    except CarrierUnusable as error:
+        return {"error": str(error)}
+    admin = KafkaAdmin(options, Inbox(lambda work: None))
+    try:
+        return asdict(admin.survey(TRIED, log_settings(config.application).properties))
+    except LogError as error:
+        return {"error": kafka_unusable(hosts, error)}
+    except KafkaError as error:
+        return {"error": kafka_unusable(hosts, error_of(error))}
+    finally:
+        admin.stop()
+
+
+if __name__ == "__main__":
+    print(json.dumps(survey(restored(json.load(sys.stdin)))), flush=True)
+    os._exit(0)  # threads of Kafka's client may wait for it still

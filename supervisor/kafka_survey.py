@@ -1,0 +1,51 @@
+# Asks Kafka what it gives to the logs of a node, before there is one: for `weir config check`.
+import json
+import subprocess
+import sys
+from typing import Any, Final
+
+from broker.config.schema import Config
+from broker.config.sources import described
+from supervisor.process import interpreter_flags
+
+PATIENCE: Final = 60.0  # seconds: an attempt to connect takes five, a request ten
+MOST_PARTITIONS: Final = 4000  # of a broker; as Kafka's developers advise
+
+
+class KafkaUnusable(Exception):
+    """The text is one sentence for the user."""
+
+
+def ask_kafka(config: Config) -> list[str]:
+    """Sentences about the Kafka of *config*, which is usable. KafkaUnusable: it is not."""
+    command = [sys.executable, *interpreter_flags(), "-m", "broker.carrier.survey"]
+    settings = json.dumps(described(config))
+    try:
+        done = subprocess.run(command, input=settings, capture_output=True, text=True, timeout=PATIENCE)
+        told: dict[str, Any] = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):
+        raise KafkaUnusable(f"Kafka at {', '.join(config.kafka.hosts)} cannot be asked.") from None
+    if "error" in told:
+        raise KafkaUnusable(told["error"])
+    return sentences(**told)
+
+
+def sentences(partitions: int, brokers: int, replication: int, in_sync: int) -> list[str]:
+    """What a Kafka means for the logs of clients, see `KafkaSurvey`."""
+    if replication == 1:
+        durable = (
+            "Kafka keeps one copy of each log: what is acknowledged survives the kill of its broker, but not a loss "
+        )
+        told = [f"{durable}of power or of its disk (application.replication)."]
+    else:
+        told = [
+            f"Kafka keeps {replication} copies of each log, and {in_sync} of them have what is acknowledged, or more "
+            f"(min.insync.replicas): it survives the loss of {in_sync - 1} of these brokers."
+        ]
+    if partitions > MOST_PARTITIONS * brokers:
+        told.append(
+            f"Warning: Kafka has {partitions} partitions, and each APPLICATION client adds one. With more than "
+            f"{MOST_PARTITIONS} for each of its brokers, which are {brokers}, a broker takes long to start, and to be "
+            "followed by another."
+        )
+    return told
