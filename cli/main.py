@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from cli import analytics, ban, clients, limit, nodes, queues, retained, sessions
+from cli import analytics, applications, ban, clients, limit, nodes, queues, retained, sessions
 from cli.backup import backup, restore
 from cli.bench import bench
 from cli.dashboard import dashboard
@@ -35,6 +35,7 @@ app.add_typer(analytics.app, name="analytics")
 app.add_typer(clients.app, name="clients")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(queues.app, name="queue")
+app.add_typer(applications.app, name="applications")
 app.add_typer(retained.app, name="retained")
 app.add_typer(limit.app, name="limit")
 app.add_typer(ban.app, name="ban")

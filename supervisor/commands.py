@@ -12,6 +12,7 @@ import trio
 from broker.config.schema import MEMORY
 from broker.insight.facts import Facts, together
 from broker.version import VERSION, form
+from supervisor.application_commands import ApplicationCommands
 from supervisor.audit import DONE, Audit
 from supervisor.bans import BanRefused
 from supervisor.limits import LimitRefused
@@ -32,6 +33,7 @@ NAMED: Final = ("limit_set", "limit_drop", "ban_add", "ban_remove")  # commands 
 READS: Final = frozenset(
     {"status", "clients", "client", "why", "overload", "top", "limit_list", "ban_list"}
     | {"sessions", "session", "sessions_quarantined", "queue", "queue_page", "retained", "retained_show"}
+    | {"applications", "application"}
 )
 TESTED: Final = "WEIR_TEST"  # environment variable; 1: tests may inject signals of overload
 
@@ -44,6 +46,7 @@ class Commands:
         self._tested = tested
         self._restarting = False
         sessions = SessionCommands(node)
+        queues = QueueCommands(node, sessions)
         # name: (method, types of the arguments)
         self._known: dict[str, tuple[Callable[[Arguments], Awaitable[object]], dict[str, type]]] = {
             "status": (self._status, {}),
@@ -68,7 +71,8 @@ class Commands:
             "ban_remove": (self._ban_remove, {"kind": str, "value": str}),
             "ban_list": (self._ban_list, {}),
             **sessions.commands(),
-            **QueueCommands(node, sessions).commands(),
+            **queues.commands(),
+            **ApplicationCommands(node, sessions, queues).commands(),
             **RetainedCommands(node).commands(),
         }
 

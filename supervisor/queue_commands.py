@@ -109,6 +109,25 @@ class QueueCommands:
             before = f" Messages that were removed before: {removed}." if removed else ""
             raise Refused(f"{error}{before}") from None
 
+    async def oldest(self, process: WorkerProcess, client: str) -> float | None:
+        """Seconds since the oldest message was stored that waits at *process* for *client*; None: it is not known."""
+        page = await _page_of(process, client, 0, 0, payloads=False)
+        age: float | None = page["messages"][0]["age"] if page["messages"] else None
+        return age
+
+    async def purge(self, process: WorkerProcess, client: str, last: int) -> int:
+        """Remove what waits at *process* for *client*, up to the position *last*; how many messages. NoAnswer."""
+        removed = after = 0
+        while last:
+            page = await process.ask("queue_purge", {"client": client, "filter": "", "after": after, "last": last})
+            if page is None:
+                raise NoAnswer(_moved(client))
+            removed += page["messages"]
+            after = page["next"]
+            if not after:
+                break
+        return removed
+
 
 async def _page_of(process: WorkerProcess, client: str, after: int, last: int, *, payloads: bool) -> Any:
     asked = {"client": client, "after": after, "last": last, "payloads": payloads}

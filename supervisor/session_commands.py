@@ -46,7 +46,7 @@ class SessionCommands:
                 page = await process.ask("sessions", {"position": position, **chosen})
                 found += [{**session, "worker": process.shard} for session in page["sessions"]]
                 position = page["next"]
-        return {"sessions": found[:limit], "more": len(found) > limit, "missing": self._missing()}
+        return {"sessions": found[:limit], "more": len(found) > limit, "missing": self.missing()}
 
     async def _quarantined(self, arguments: Arguments) -> object:
         """What is in Redis of sessions that could not be read, of at most `limit`, and whether there are more."""
@@ -76,11 +76,11 @@ class SessionCommands:
             found = await process.ask(what, arguments)
             if found is not None and found is not False:
                 return process, found
-        missing = self._missing()
+        missing = self.missing()
         others = f"; {missing} of the workers cannot be asked now, so try again" if missing else ""
         raise NotFound(f"There is no session of a client {arguments['client']!r}{others}.")
 
-    def _missing(self) -> int:
+    def missing(self) -> int:
         """Workers that cannot be asked now."""
         shards = self._node.shards
         return len(shards) - len(serving(shards))

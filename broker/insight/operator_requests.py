@@ -1,6 +1,7 @@
 # Makes what answers the requests of operators who look at sessions, queues and retained messages, and repair them.
 from collections.abc import Callable
 
+from broker.insight.application_requests import ApplicationRequests
 from broker.insight.pending_answers import Arguments, PendingAnswers
 from broker.insight.queue_requests import QueueRequests
 from broker.insight.retained_requests import RetainedRequests
@@ -24,7 +25,11 @@ def operator_requests(
     sessions = SessionRequests(protocol.store, protocol.lifecycle, protocol.sessions, warm, pending, base.clock)
     queues = QueueRequests(protocol.store, durable, pending, base.clock, base.wall)
     messages = RetainedRequests(retained, protocol.publishing, durable, pending, base.clock, base.wall)
+    applications = ApplicationRequests(protocol.store, sessions, durable, pending, base.wall)
     return {
+        "applications": applications.page,
+        "application": applications.show,
+        "application_reset": applications.reset,
         "sessions": sessions.page,
         "session": warm.of(sessions.show),
         "session_drop": warm.of(sessions.drop),

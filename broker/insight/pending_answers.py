@@ -25,6 +25,7 @@ class PendingAnswer:
         """*late*: the sentence for whoever asked, if nothing has come at the time *deadline*."""
         self.deadline = deadline
         self.done = False
+        self.when_late: Callable[[], None] = _nothing  # ends what is done for it, at the deadline
         self._late = late
         self._result: object = None
         self._error = ""
@@ -45,6 +46,8 @@ class PendingAnswer:
 
     def expire(self) -> None:
         """The deadline has passed."""
+        if not self.done:
+            self.when_late()
         self._finish(None, self._late)
 
     def _finish(self, result: object, error: str) -> None:
@@ -77,3 +80,7 @@ class PendingAnswers:
         now = self._clock()
         while self._begun and (self._begun[0].done or self._begun[0].deadline <= now):
             self._begun.popleft().expire()
+
+
+def _nothing() -> None:
+    pass

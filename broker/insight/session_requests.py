@@ -49,20 +49,20 @@ class SessionRequests:
         position = cast(int, arguments["position"])
         match = cast(str, arguments["match"])
         away = cast(bool, arguments["away"])
-        cold = self._warm.page("sessions", arguments, self._summary)
+        cold = self._warm.page("sessions", arguments, self.summary)
         if cold is not None:
             return cold
         page = list(islice(self._store.sessions(), position, position + PAGE))
         found = [each for each in page if match in each.client_id and not (away and each.outbox is not None)]
         following = position + PAGE if len(page) == PAGE else None
-        return {"sessions": [self._summary(session) for session in found], "next": self._warm.after(following)}
+        return {"sessions": [self.summary(session) for session in found], "next": self._warm.after(following)}
 
     def show(self, arguments: Arguments) -> object:
         """Everything about the session of *client*; None if there is none."""
         session = self._store.find(cast(str, arguments["client"]))
         if session is None:
             return None
-        facts = self._summary(session)
+        facts = self.summary(session)
         shown = islice(session.subscriptions.values(), FILTERS)
         facts["filters"] = [_described(subscription) for subscription in shown]
         will = session.will
@@ -98,7 +98,7 @@ class SessionRequests:
             storage.when_stored(lambda: answer.reply(True))
         return answer
 
-    def _summary(self, session: Session) -> dict[str, Any]:
+    def summary(self, session: Session) -> dict[str, Any]:
         now = self._clock()
         connection = self._lifecycle.connection_of(session)
         user = session.principal.user

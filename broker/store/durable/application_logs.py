@@ -12,6 +12,7 @@ from broker.log import Log
 from broker.overload.gate import Gate
 from broker.store.durable.adoption import client_id_of
 from broker.store.durable.application_queue import NOTHING_SENT, ApplicationQueue, QueueLogs
+from broker.store.durable.log_browser import Found, LogLook, LogSearch
 from broker.store.durable.log_feed import LogFeed
 from broker.store.logs.port import Appender, LogLink, LogReading
 from broker.store.logs.records import Position
@@ -20,6 +21,8 @@ from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
 LOOK: Final = 1.0  # seconds between two looks for what is not acknowledged in time
 RETRY: Final = 5.0  # seconds until a topic is made, or looked for, again
 REFUSALS: Final = 60.0  # seconds between two lines about messages that the log of a client refuses
+
+Described = Callable[[TopicDescription | None, LogError | None], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +174,27 @@ class ApplicationLogs(QueueLogs):
                 "application_messages_refused", client=client, topic=queue.topic, count=count, why=str(error)
             )
 
+    # For operators.
+
+    def trouble(self, queue: ApplicationQueue) -> str:
+        """Why the log of *queue* cannot be made, found or read; "": nothing is known to be wrong."""
+        error = self.troubles.get(queue.topic)
+        return queue.log_trouble() if error is None else str(error)
+
+    def describe(self, queue: ApplicationQueue, then: Described) -> None:
+        """Tell *then* about the log of *queue*, as it is now."""
+        self._link.describe(queue.topic, partial(_note_end, queue, then))
+
+    def look(self, queue: ApplicationQueue, found: Found) -> LogLook:
+        """Tell *found* of the first record of *queue* that was not passed on as a whole: when there is one."""
+        return LogLook(self._link, queue.topic, max(0, queue.log_position()), found)
+
+    def search(
+        self, queue: ApplicationQueue, log: TopicDescription, time: float, then: Callable[[int], None]
+    ) -> LogSearch:
+        """Find the first record of *queue* that was offered at *time* (Unix, seconds) or later; `go_on()` begins."""
+        return LogSearch(self._link, queue.topic, log.first[0], log.next[0], time, then)
+
     # Queues.
 
     def append(self, queue: ApplicationQueue, body: bytes, appender: Appender, now: float) -> None:
@@ -190,3 +214,11 @@ class ApplicationLogs(QueueLogs):
 
 def _nobody(topic: str, offset: int) -> None:
     pass
+
+
+def _note_end(
+    queue: ApplicationQueue, then: Described, description: TopicDescription | None, error: LogError | None
+) -> None:
+    if description is not None:
+        queue.log_reaches(description.next[0])
+    then(description, error)

@@ -54,6 +54,7 @@ PREFIX: Final = "weir.msg.app."
 LONGEST: Final = 200  # characters of a client id in the name of a topic, which may have 249
 NOTHING_SENT: Final = -1.0
 UNKNOWN: Final = -2.0  # a time: that of the next look
+UNREAD: Final = -1  # an offset
 GRAIN: Final = 0.1  # seconds: messages that are sent within this time count as sent together
 PASSED_BYTES: Final = 1024 * 1024  # of messages that wait in the queue; one more message may exceed it
 
@@ -107,6 +108,7 @@ class Appended(Appender):
         self._completions = completions
 
     def stored(self, offset: int, now: float) -> None:
+        self._queue.log_reaches(offset + 1)
         self._settle(now)
         self._queue.appended(now)
 
@@ -141,6 +143,7 @@ class ApplicationQueue(DurableQueue):
         self._era = b""  # none yet
         self._position: Position | None = None  # all records before it were passed on; None: it has none yet
         self._passed = 0  # messages of the record there that were, without a feed
+        self._end = UNREAD  # the offset behind the last record that this worker knows of
         self._opened = False  # era and position are stored: there may be appended
         self._opening = False  # they will be, when the topic is there
         self._offered: list[Message] = []
@@ -237,6 +240,7 @@ class ApplicationQueue(DurableQueue):
     def opened(self, offset: int) -> None:
         """The log is there, and its next record will have *offset*."""
         self._opening = False
+        self.log_reaches(offset)
         if self._position is None and not (self.moves() or self.damaged):
             self._position = Position(offset)
             self._noted = offset
@@ -296,6 +300,7 @@ class ApplicationQueue(DurableQueue):
         feed, self._feed = self._feed, None
         if feed is not None:
             self._passed = feed.passed
+            self._end = max(self._end, feed.end)
             feed.stop()
             self._logs.rests(self)
 
@@ -384,6 +389,42 @@ class ApplicationQueue(DurableQueue):
             offset = ends.pop(0)[1]
         if offset >= 0:
             self._logs.done(self, offset)
+
+    # For operators.
+
+    def log_reaches(self, offset: int) -> None:
+        """The next record of the log will have *offset*."""
+        self._end = offset
+
+    def log_end(self) -> int:
+        """The offset behind the last record of the log that this worker knows of; UNREAD: it knows none."""
+        return self._end if self._feed is None else max(self._end, self._feed.end)
+
+    def log_position(self) -> int:
+        """The offset of the first record that was not passed on as a whole; UNREAD: there is no log yet."""
+        return UNREAD if self._position is None else self._position.offset
+
+    def may_go_to(self) -> bool:
+        """Whether `go_to()` may be called: the log is there, the client is not, and the session stays."""
+        return self._opened and self._feed is None and not (self.moves() or self.damaged)
+
+    def go_to(self, offset: int) -> None:
+        """Go on reading at *offset*, if `may_go_to()`; what was passed on stays.
+
+        From there on, what was passed on before comes again, of QoS 2 as well.
+        """
+        position = self._position
+        assert position is not None
+        if offset <= position.offset:  # what was appended twice is known from the records between the two
+            self._position = Position(offset, position.log)
+            if self._taken is not None:
+                self._taken.forget()
+        else:
+            position.offset = offset
+        self._passed = 0
+        self._noted = offset
+        self._ends = []
+        self._save()
 
     # Time-outs.
 

@@ -39,6 +39,7 @@ class LogFeed(LogReader):
         self.damages = 0  # records and packs that could not be decoded, since then
         self.reading: LogReading | None = None
         self.trouble = ""  # why nothing can be read; "": nothing is known to be wrong
+        self.end = position.offset  # behind the last record that was read
         self._era = era
         self._arrived = arrived
         self._entries: deque[Record | _Skip] = deque()
@@ -52,14 +53,17 @@ class LogFeed(LogReader):
 
     def received(self, record: Record, now: float) -> None:
         self.trouble = ""
+        self.end = record.offset + 1
         self._entries.append(record)
         self._arrived(now)
 
     def jumped(self, expected: int, offset: int, now: float) -> None:
+        self.end = offset
         self._entries.append(_Skip(offset, max(1, offset - expected), 0))
         self._arrived(now)
 
     def damaged(self, offset: int, record: bytes, why: str, now: float) -> None:
+        self.end = offset + 1
         self._entries.append(_Skip(offset + 1, 0, 1))
         self._arrived(now)
 

@@ -13,7 +13,7 @@ from struct import Struct
 from typing import Final
 
 from broker.session.message import Message
-from broker.store.durable.pack import DamagedPack, Pack, StoredMessage, decode_pack, encode_pack
+from broker.store.durable.pack import DamagedPack, Pack, StoredMessage, decode_pack, encode_pack, time_of
 from broker.store.durable.tokens import TOKEN, token_of
 
 FORM: Final = 1
@@ -47,6 +47,16 @@ def encode_log_pack(messages: Sequence[Message], era: bytes, late: bool, now: fl
         stored.append(StoredMessage(len(stored) + 1, message))
     start = START.pack(FORM, LATE if late else 0, era, len(marked))
     return start + b"".join(marked) + encode_pack(Pack(0, int(wall), LASTS, 0, stored), now, wall)
+
+
+def offered_at(data: bytes) -> int:
+    """When the messages of a pack were offered, in seconds of Unix time, whatever its era. DamagedPack."""
+    if len(data) < START.size:
+        raise DamagedPack("it ends in its head")
+    form, _, _, count = START.unpack_from(data)
+    if form != FORM:
+        raise DamagedPack("unknown form")
+    return time_of(data[START.size + count * MARKED.size :])
 
 
 def decode_log_pack(data: bytes, era: bytes, source: int, now: float, wall: float) -> list[LogMessage]:

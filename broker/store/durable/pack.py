@@ -262,6 +262,18 @@ def _put_messages(out: list[bytes], messages: list[StoredMessage], stored_at: fl
         position = stored.position + 1
 
 
+def time_of(data: bytes) -> int:
+    """When the messages of a pack were stored, in seconds of Unix time. DamagedPack: that is not said."""
+    if len(data) < LONG_HEAD.size:
+        raise DamagedPack("it ends in its head")
+    form: int
+    time: int
+    form, _, time = HEAD.unpack_from(data)
+    if form < SHORT << 8:
+        _, time, _, _ = LONG_HEAD.unpack_from(data)
+    return time
+
+
 def decode_pack(data: bytes, now: float, wall: float) -> Pack:
     """The pack that `encode_pack()` made, perhaps on another worker. DamagedPack: it did not.
 

@@ -86,6 +86,10 @@ class QueuePlaces(MessageQueue):
         _, behind = self.waiting_in_memory()
         return writing + behind
 
+    def is_resting(self) -> bool:
+        """Whether the client is not connected."""
+        return self._resting
+
     def newest(self) -> int:
         """The position of the message that came last."""
         return self._last

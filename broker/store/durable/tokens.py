@@ -278,6 +278,13 @@ class TakenNumbers:
         self._late = True
         self._opened = {}
 
+    def forget(self) -> None:
+        """Take each publish for one that was not taken."""
+        for origin in [*self._wills, *self._highest]:
+            self._forgotten(origin)
+        self._highest, self._wills, self._gaps, self._opened = {}, {}, {}, {}
+        self._again, self._again_count = {}, 0
+
     def _forget_oldest(self) -> None:
         while len(self._wills) > ORIGINS:
             oldest = next(iter(self._wills))

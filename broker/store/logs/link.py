@@ -297,8 +297,8 @@ class CarrierLink:
             self.tell(frames.taken(reading.number, reading.held))
         self.tell(frames.stop(reading.number))
 
-    # Topics. While a request about a topic is not answered, no other about the same topic may be made: an answer may be
-    # lost with its carrier, and a topic be deleted a second time after it was made anew.
+    # Topics. While one is being made or deleted, no other such request about it may be made: an answer may be lost with
+    # its carrier, and a topic be deleted a second time after it was made anew.
 
     def create(self, topic: str, properties: TopicProperties, then: Then) -> None:
         """Make *topic*, or check that it is as it would be made; ready to be appended to when *then* is called."""

@@ -82,12 +82,12 @@ class LogLink(Protocol):
     def create(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
         """Make *topic*, or check that it is as it would be made; ready to be appended to when *then* is called.
 
-        While a request about a topic is not answered, no other about the same topic may be made.
+        While a topic is being made, or deleted, no other request may do so.
         """
         ...
 
     def describe(self, topic: str, then: Callable[[TopicDescription | None, LogError | None], None]) -> None:
-        """Tell *then* about *topic*; None: it does not exist. See `create()`."""
+        """Tell *then* about *topic*; None: it does not exist."""
         ...
 
     def unusable(self) -> str:
