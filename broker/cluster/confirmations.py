@@ -154,6 +154,7 @@ class ConfirmingPeer(Neighbour):
             self.log.done(len(leaving), sum([each.size for each in leaving]), now - leaving[-1].at, now)
         for each in leaving:
             each.log_gated = False
+
     def pass_undelivered(self, now: float) -> bool:
         """Tell the gate of the publishes that it has let pass, and that came to nothing; whether there were some.
 

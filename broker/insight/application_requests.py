@@ -105,7 +105,7 @@ class ApplicationRequests:
         }
         if queue is None or logs is None:
             return facts
-        facts["topic"], facts["trouble"] = queue.topic, logs.trouble(queue)
+        facts["topic"], facts["trouble"] = queue.topic, logs.trouble(queue.topic)
         position, end = queue.log_position(), queue.log_end()
         if position != UNREAD:
             facts["position"] = position

@@ -10,7 +10,8 @@ from typing import Any, Final
 from broker.metrics.counters import Counters
 from broker.metrics.gauges import Gauges
 from broker.metrics.overload_figures import OverloadFigures, together
-from broker.metrics.table import COUNTERS, GAUGES, GREATEST, REASONS
+from broker.metrics.rows import GREATEST
+from broker.metrics.table import COUNTERS, GAUGES, REASONS
 
 Report = dict[str, Any]
 BY_REASON: Final = tuple(row.reported for row in REASONS)  # names of the counters by reason, in a report

@@ -2,7 +2,8 @@
 from broker.metrics.counters import Counters
 from broker.metrics.gauges import Gauges
 from broker.metrics.report import report, with_others
-from broker.metrics.table import COUNTERS, GAUGES, GREATEST, REASONS
+from broker.metrics.rows import GREATEST
+from broker.metrics.table import COUNTERS, GAUGES, REASONS
 
 
 def counted(times: int) -> Counters:

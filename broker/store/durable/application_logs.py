@@ -174,13 +174,6 @@ class ApplicationLogs(QueueLogs):
                 "application_messages_refused", client=client, topic=queue.topic, count=count, why=str(error)
             )
 
-    # For operators.
-
-    def trouble(self, queue: ApplicationQueue) -> str:
-        """Why the log of *queue* cannot be made, found or read; "": nothing is known to be wrong."""
-        error = self.troubles.get(queue.topic)
-        return queue.log_trouble() if error is None else str(error)
-
     def describe(self, queue: ApplicationQueue, then: Described) -> None:
         """Tell *then* about the log of *queue*, as it is now."""
         self._link.describe(queue.topic, partial(_note_end, queue, then))

@@ -45,7 +45,7 @@ class LogLook(LogReader):
     def damaged(self, offset: int, record: bytes, why: str, now: float) -> None:
         self._end_with(offset, UNDATED)
 
-    def failed(self, error: LogError, now: float) -> None:
+    def failed(self, error: LogError | None, now: float) -> None:
         pass  # it is tried again, until whoever asked waits no longer
 
     def _end_with(self, offset: int, time: int) -> None:
