@@ -43,7 +43,7 @@ class SharedKafka:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedKafka]:
     """A server that other tests use at the same time."""
-    _skip_without_java()
+    skip_without_java()
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -84,7 +84,7 @@ def _start_keeper(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def kafka_of_the_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    _skip_without_java()
+    skip_without_java()
     server = KafkaServer(tmp_path_factory.mktemp("kafka"))
     server.start()
     yield server
@@ -100,6 +100,6 @@ def own_kafka(kafka_of_the_process: Any) -> Iterator[Any]:
     kafka_of_the_process.go_on()
 
 
-def _skip_without_java() -> None:
+def skip_without_java() -> None:
     if shutil.which("java") is None or (shutil.which("mvn") is None and not SERVER["cache"]().is_dir()):
         pytest.skip("Kafka needs Java, and Maven to get it")

@@ -20,7 +20,7 @@ import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -161,8 +161,11 @@ class KafkaServer:
         self._properties = folder / "server.properties"
         self._prepare(free_port())
 
-    def start(self) -> None:
-        """Start it with its data, and return when it serves. KafkaError."""
+    def start(self, wait: Callable[[], object] = lambda: time.sleep(0.02), patience: float = PATIENCE) -> None:
+        """Start it with its data, and return when it serves, within *patience* seconds. KafkaError.
+
+        *wait* is called between two looks at its log: no event tells that another process has written.
+        """
         command = [sys.executable, "-I", "-S", str(DIE_WITH_PARENT), str(os.getpid()), *self._java]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -173,11 +176,11 @@ class KafkaServer:
                 process_group=0,  # Ctrl-C is for who started it, and that stops it
             )
         try:
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + patience
             while SERVES not in (text := self._log.read_text(errors="replace")):
                 if self.process.poll() is not None or time.monotonic() > deadline:
                     raise KafkaError("Kafka does not serve:\n" + "\n".join(text.splitlines()[-LAST_LINES:]))
-                time.sleep(0.02)  # no event tells when another process has written
+                wait()
         except BaseException:
             self.kill()
             raise

@@ -1,10 +1,12 @@
 # python -m tests.tools.faults --runs 50 [--seed N] [--workers 3] [--faults 6]: the long run. --seed repeats one.
 # python -m tests.tools.faults durable --faults 1000 [--seed N]: the same for sessions that are stored.
+# python -m tests.tools.faults applications --faults 200 [--seed N]: the same for APPLICATION clients and their logs.
 import argparse
 import sys
 import tempfile
 from pathlib import Path
 
+from tests.tools.faults.applications import __main__ as applications
 from tests.tools.faults.durable import __main__ as durable
 from tests.tools.faults.run import Outcome, Run, random_seed
 
@@ -30,6 +32,8 @@ def report(outcome: Outcome) -> str:
 def main() -> int:
     if sys.argv[1:2] == ["durable"]:
         return durable.main(sys.argv[2:])
+    if sys.argv[1:2] == ["applications"]:
+        return applications.main(sys.argv[2:])
     arguments = options().parse_args()
     first = random_seed() if arguments.seed is None else arguments.seed
     failed = 0

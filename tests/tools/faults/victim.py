@@ -106,10 +106,15 @@ class Victim:
             return int((self.folder / "redis" / "redis.pid").read_text())
         except (OSError, ValueError):
             pass
-        for pid in self.processes():
-            if "redis-server" in command_of(pid) or "valkey-server" in command_of(pid):
-                return pid
-        return 0
+        return self._process_of("redis-server") or self._process_of("valkey-server")
+
+    def carrier(self) -> int:
+        """The process id of the carrier; 0: it does not run."""
+        return self._process_of("broker.carrier")
+
+    def _process_of(self, word: str) -> int:
+        """The first of its processes that has *word* in its command; 0: none has."""
+        return next((pid for pid in self.processes() if word in command_of(pid)), 0)
 
     def processes(self) -> list[int]:
         """All that come from the supervisor, and itself."""

@@ -50,7 +50,7 @@ class SimClient:
         self._leave()
         self.link = Link(self.name, self.filter.encode(), self._qos, self._window)
         world = self._world
-        world.note(Connecting(world.now, self.name, False))
+        world.note(Connecting(world.now, self.name, False, self.name in world.applications))
         return self.link
 
     def disconnect(self, politely: bool) -> None:

@@ -19,21 +19,25 @@ from typing import Final
 from tests.tools.faults.durable.cold import COOLED, READ
 from tests.tools.faults.durable.run import DurableRun, Outcome, shortened
 
+FAULTS: Final = 1000
 EACH: Final = 20  # faults of one run: with 10 000 messages each, its history takes about 300 MB
 MESSAGES: Final = 10_000  # for each fault
 SUMS: Final = ("published", "acknowledged", "delivered", "repeated", "late", "violations")
 
 
 def options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.tools.faults durable", description="Harm a node with stored sessions."
-    )
-    parser.add_argument("--faults", type=int, default=1000, help=f"how many (default 1000), {EACH} in each run")
+    return campaign_options("durable", "Harm a node with stored sessions.", FAULTS, MESSAGES)
+
+
+def campaign_options(name: str, description: str, faults: int, messages: int) -> argparse.ArgumentParser:
+    """The options of `campaign()`. *faults*, *messages*: what there is by default."""
+    parser = argparse.ArgumentParser(prog=f"python -m tests.tools.faults {name}", description=description)
+    parser.add_argument("--faults", type=int, default=faults, help=f"how many (default {faults}), {EACH} in each run")
     parser.add_argument(
         "--messages",
         type=int,
-        default=MESSAGES,
-        help=f"that are acknowledged for each fault (default {MESSAGES}); 0: only those of the slow clients",
+        default=messages,
+        help=f"that are acknowledged for each fault (default {messages}); 0: only those of the slow clients",
     )
     parser.add_argument("--seed", type=int, help="of the first run, each has the next one; random if it is left out")
     parser.add_argument("--workers", type=int, help="of the node (default: 2 or 3, by the seed)")
@@ -49,6 +53,10 @@ def report(outcome: Outcome) -> str:
     if outcome.failures:
         lines += [f"  {fault}" for fault in outcome.faults]
     return "\n".join([*lines, *(f"  ! {failure}" for failure in outcome.failures)])
+
+
+def _durable_run(folder: Path, seed: int, workers: int, faults: int, messages: int) -> DurableRun:
+    return DurableRun(folder, seed, workers, faults, messages=messages)
 
 
 class Summary:
@@ -76,7 +84,8 @@ class Summary:
         lines = [f"{len(self.failed)} of {self._runs} runs failed; {faults} faults in {minutes:.1f} minutes:"]
         lines += [f"  {number:6} {kind}" for kind, number in self._faults.most_common()]
         lines += ["messages:", *(f"  {self._sums[name]:9} {name}" for name in SUMS)]
-        lines += ["sessions:", f"  {self._sums[COOLED]:9} went cold", f"  {self._sums[READ]:9} were read again"]
+        if self._sums[COOLED]:
+            lines += ["sessions:", f"  {self._sums[COOLED]:9} went cold", f"  {self._sums[READ]:9} were read again"]
         if self._verdicts:
             lines += ["verdicts:", *(f"  {number:6} {kind}" for kind, number in self._verdicts.most_common())]
         if self.failed:
@@ -84,10 +93,17 @@ class Summary:
         return "\n".join(lines)
 
 
-def run(folder: Path, seed: int, workers: int, faults: int, messages: int) -> Outcome:
-    """One run; whatever ends it too early is a failure of it."""
+def run(
+    folder: Path,
+    seed: int,
+    workers: int,
+    faults: int,
+    messages: int,
+    make: Callable[[Path, int, int, int, int], DurableRun] = _durable_run,
+) -> Outcome:
+    """One run, which *make* makes; whatever ends it too early is a failure of it."""
     try:
-        return DurableRun(folder, seed, workers, faults, messages=messages).go()
+        return make(folder, seed, workers, faults, messages).go()
     except Exception:
         return Outcome(seed, "did not end", failures=[shortened(traceback.format_exc())])
 

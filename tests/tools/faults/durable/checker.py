@@ -4,10 +4,11 @@
 #                      before the message was first sent and has not ended since
 #   unrouted           acknowledged with "no matching subscribers" while such a session was there
 #   doubled            QoS 2 twice in one session; QoS 1 twice on one connection, or again without DUP, although its
-#                      publisher has sent it once
+#                      publisher has sent it once; QoS 0 twice, likewise
 #   reordered          the first deliveries of one publisher's messages of one topic to one session do not rise
 #   session present    false although the session was stored for certain, or true although none can be there
 #   packet id reused   for another message while the client had it in flight
+#   packet id changed  QoS 1 again under another one, in the session of an APPLICATION client
 #   answers            out of the order of the publishes, or to nothing that was sent
 #   expiry             a message came first when it had expired, with more time than it was sent with, or without any
 #   will               of a client that is gone: never published, or more than once
@@ -18,10 +19,13 @@
 # A message with an expiry is owed as long as it has not passed, by the time at which it was sent first.
 # An operation without an answer counts as "maybe": it may have happened or not, and may happen later.
 # A `Rollback` makes a "maybe" of everything that happened in its last moments, and excuses what comes again.
-# That holds for a clean start, too, which a stopped worker may find in a socket that its client has left: until the
-# client finds a new session, nothing is owed to it.
+# That holds for a clean start, too, which a stopped worker may find in a socket that its client has left, even behind
+# later ones that were answered. Nothing is owed to the client until it finds a new session, or the same one after
+# OVERDUE seconds.
 # A session with a CONNACK and no SUBACK yet may be lost: Weir stores a new session after its CONNACK, and before its
 # first SUBACK.
+# An APPLICATION client of MQTT 3.1.1 may be sent again over the same connection what it has not acknowledged in time.
+# Nothing is owed at QoS 0.
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -55,12 +59,14 @@ DOUBLED: Final = "doubled"
 REORDERED: Final = "reordered"
 SESSION_PRESENT: Final = "session present"
 PACKET_ID_REUSED: Final = "packet id reused"
+PACKET_ID_CHANGED: Final = "packet id changed"
 ANSWERS: Final = "answers"
 RETAINED: Final = "retained"
 EXPIRY: Final = "expiry"
 WILL_LOST: Final = "will lost"
 WILL_DOUBLED: Final = "will doubled"
 
+OVERDUE: Final = 30.0  # seconds after which a clean start that was not answered has come, or never will
 STOPPED: Final = 8.0  # seconds that a message may be late: workers that pass it on are stopped, one after the other
 
 
@@ -105,12 +111,14 @@ class Receipt:
 class Session:
     """What is known of a client's session, and what it was told."""
 
+    application: bool = False  # its client is of the kind APPLICATION
+    mqtt_5: bool = True
     possible: bool = False  # there may be one
     stored: float | None = None  # it is, for certain, since then
     connection: int = 0
     clean: bool = False  # the CONNECT under way
     asked: bool = False  # a CONNECT was not answered: it may have begun a session
-    overdue: bool = False  # a clean start was not answered: it may still end the session
+    overdue: list[float] = field(default_factory=list)  # when clean starts were sent that may still end the session
     forgot: float = 0.0  # when it ended last, or may have
     uncertain: int = 0  # what was sent before this place may have come in a session that was thought to be over
     filters: dict[str, tuple[int, float]] = field(default_factory=dict)  # place and time of the SUBACK
@@ -119,6 +127,11 @@ class Session:
     unreleased: dict[int, tuple[Message, float]] = field(default_factory=dict)  # QoS 2, by packet id
     unacknowledged: dict[int, Message] = field(default_factory=dict)  # QoS 1 of this connection
     unanswered: dict[int, None] = field(default_factory=dict)  # numbers that were sent on this connection, in order
+
+    @property
+    def retried(self) -> bool:
+        """Whether messages may come again over the same connection."""
+        return self.application and not self.mqtt_5
 
     def forget(self, at: float) -> None:
         """It ends, or may."""
@@ -169,6 +182,25 @@ class Checker:
                     ]
         return found
 
+    def unfinished(self, client: str) -> list[Message]:
+        """What must be stored for the session of *client*; empty if it is not certain which session it has.
+
+        It was published for certain, is owed, and the client has not sent PUBACK or PUBREC for it.
+        """
+        session = self._sessions[client]
+        if session.stored is None or session.overdue:
+            return []
+        received = {message for message, _ in session.unreleased.values()}
+        found = []
+        for topic, messages in self._by_topic.items():
+            if any(matches(each, topic) for each in session.filters):
+                for each in messages:
+                    receipt = session.receipts.get(each)
+                    done = each in received or (receipt is not None and receipt.finished is not None)
+                    if not done and not self.publishes[each].will and self._owed(each, session):
+                        found.append(each)
+        return [each for each in found if not self._is_uncertain(session, each)]
+
     def _owed(self, message: Message, session: Session) -> bool:
         publish = self.publishes[message]
         lasts = not publish.expiry or self._now < publish.at + publish.expiry
@@ -188,7 +220,7 @@ class Checker:
                 session.unanswered = {}
             case Subscribed():
                 session.stored = event.at if session.stored is None else session.stored
-                if not session.overdue:
+                if not session.overdue and event.qos:
                     session.filters.setdefault(event.filter, (self._place, event.at))
             case Sent():
                 self._sent(session, event)
@@ -219,17 +251,20 @@ class Checker:
 
     def _connecting(self, session: Session, event: Connecting) -> None:
         session.clean = event.clean
+        session.application, session.mqtt_5 = event.application, event.mqtt_5
         session.possible = session.possible or session.asked
         session.asked = True
         if event.clean:
             session.forget(event.at)
-            session.overdue = True
+            session.overdue.append(event.at)
 
     def _connected(self, session: Session, event: Connected) -> None:
         session.connection += 1
         session.asked = False
         session.unacknowledged = {}
         session.unanswered = {}
+        if session.clean:
+            session.overdue.pop()  # this one
         if event.present and (session.clean or not session.possible):
             why = "a clean start" if session.clean else "no session before"
             self._found(SESSION_PRESENT, event, f"present after {why}")
@@ -240,13 +275,17 @@ class Checker:
             session.unreleased = {}  # it may be the session that the clean start has begun
         if not event.present:
             session.forget(event.at)
-            session.overdue = False
+            if not session.clean:
+                del session.overdue[:1]
+        else:
+            session.overdue = [at for at in session.overdue if event.at - at < OVERDUE]
         session.possible = True
 
     # Publishes.
 
     def _sent(self, session: Session, event: Sent) -> None:
-        session.unanswered[event.number] = None
+        if event.qos:
+            session.unanswered[event.number] = None
         publish = self.publishes.get((event.client, event.number))
         if publish is None:
             begun = Publish(event.topic, self._place, event.deletes, event.at, event.expiry)
@@ -284,7 +323,7 @@ class Checker:
 
     def _received(self, session: Session, event: Received) -> None:
         message, packet_id = event.message, event.packet_id
-        again = self._takes_packet_id(session, event)
+        again = event.qos > 0 and self._takes_packet_id(session, event)
         receipt = session.receipts.get(message)
         if receipt is None:
             session.receipts[message] = Receipt(session.connection, packet_id)
@@ -305,6 +344,8 @@ class Checker:
         receipt.connection, receipt.packet_id = session.connection, packet_id
 
     def _judge_expiry(self, event: Received) -> None:
+        if not self._sessions[event.client].mqtt_5:
+            return  # it is not told
         publish = self.publishes.get(event.message)
         given = 0 if publish is None else publish.expiry
         if (event.expiry is None) != (given == 0) or (event.expiry or 0) > given:
@@ -355,12 +396,18 @@ class Checker:
                 before = "in flight" if receipt.finished is None else f"done at {receipt.finished:.3f} s"
                 what = f"{message} at QoS 2 again, as {event.packet_id}; was {receipt.packet_id}, {before}"
                 self._found(DOUBLED, event, what, message)
-            elif same or not event.dup:
+            elif (same and not session.retried) or not event.dup:
                 self._found(
                     DOUBLED, event, f"{message} at QoS 2 again, DUP {event.dup}, same connection {same}", message
                 )
-        elif publish.times == 1 and (same or not event.dup):
-            self._found(DOUBLED, event, f"{message} at QoS 1 again, DUP {event.dup}, same connection {same}", message)
+        elif publish.times > 1:
+            return
+        elif event.qos == 0 or (same and not session.retried) or not event.dup:
+            what = f"{message} at QoS {event.qos} again, DUP {event.dup}, same connection {same}"
+            self._found(DOUBLED, event, what, message)
+        elif session.application and event.packet_id != receipt.packet_id:
+            what = f"{message} again as {event.packet_id}, and not as {receipt.packet_id}"
+            self._found(PACKET_ID_CHANGED, event, what, message)
 
     # Retained messages.
 

@@ -1,4 +1,4 @@
-# A client of MQTT 5 with a session that lasts: it does what the specification asks of both ends after each reconnect.
+# A client with a session that lasts: it does what the specification asks of both ends after each reconnect.
 #
 # It keeps what a client keeps for its session: its publishes that are not done, in order, and the packet ids of QoS 2
 # that it has not released. It connects again whenever its connection ends, unless it is absent for a while. It may also
@@ -8,7 +8,7 @@
 import errno
 import select
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -92,7 +92,8 @@ class Link:
         self.welcome = False  # CONNACK came
         self._run = run
         self._client = client
-        self._reader = PacketReader(V5, LIMIT)
+        self._version = client.version
+        self._reader = PacketReader(client.version, LIMIT)
         self._out = bytearray()
         self._wants_out = True  # it is told when the socket takes bytes
         sock = socket.socket()
@@ -108,7 +109,7 @@ class Link:
 
     def say(self, packet: Packet) -> None:
         if self._sock is not None:
-            self._out += encode(packet, V5)
+            self._out += encode(packet, self._version)
             if not self._wants_out:
                 self._wants_out = True
                 self._run.loop.change(self._sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
@@ -119,7 +120,7 @@ class Link:
             return
         if politely and not self._out:
             try:
-                sock.send(encode(Disconnect(0), V5))
+                sock.send(encode(Disconnect(0), self._version))
             except OSError:
                 pass
         self._sock = None
@@ -185,13 +186,17 @@ class DurableClient:
         will: Will | None = None,
         once: Callable[[bool], None] | None = None,
         retained: bool = False,
+        application: bool = False,
+        version: int = V5,
     ) -> None:
         """*filter*: that it subscribes to. *slow*: the most seconds that it takes to acknowledge a message.
 
         *receive_maximum*: 0 for the default. *once*: is called when its connection ends, with whether it was up; it
-        never connects again then. *retained*: it wants the retained messages.
+        never connects again then. *retained*: it wants the retained messages. *application*: it is of the kind
+        APPLICATION. *version*: with V311 it never starts clean, as its sessions would not outlive the connection.
         """
         self.client_id = client_id
+        self.version = version
         self.up = False  # it has its CONNACK, and its SUBACK
         self.absent = False
         self.outgoing: dict[int, Outgoing] = {}  # by packet id, in the order of sending
@@ -199,6 +204,7 @@ class DurableClient:
         self.refused = 0  # CONNECTs and publishes, with a reason
         self.sessions = 0  # that began with a connection
         self.discarded = 0  # its publishes, with a session that was not there any more
+        self.disconnected: Counter[int] = Counter()  # by the reason code of DISCONNECT
         self.heard: Callable[[Publish], None] = _ignore
         self.link: Link | None = None
         self._run = run
@@ -209,6 +215,7 @@ class DurableClient:
         self._will = will
         self._once = once
         self._retained = retained
+        self._application = application
         self._subscribed = False  # the session has the filter, for certain
         self._closed = False
         self._left = 0.0  # when it became absent
@@ -230,9 +237,12 @@ class DurableClient:
         link = self.link
         assert link is not None
         self.number += 1
-        self._packet_id = self._packet_id % PACKET_IDS + 1
         payload = b"" if empty else f"{self.client_id} {self.number}".encode()
         one = Outgoing(self.number, topic, payload, qos, retain, expiry)
+        if qos == 0:
+            self._send(link, 0, one, False)
+            return
+        self._packet_id = self._packet_id % PACKET_IDS + 1
         self.outgoing[self._packet_id] = one
         self._send(link, self._packet_id, one, False)
 
@@ -264,8 +274,14 @@ class DurableClient:
             self._run.loop.later(OLD, old.close)
             self._connect(False)
 
+    def hurry(self) -> None:
+        """Acknowledge messages at once from now on."""
+        self._slow = 0.0
+        self._pay()
+
     def start_clean(self) -> None:
         """End the session and begin a new one."""
+        assert self.version == V5
         if self.link is not None and not self.absent:
             self.link.close()
             self._down()
@@ -314,11 +330,11 @@ class DurableClient:
         self._clean = clean
         if clean:
             self._subscribed = False
-        self._note(Connecting(run.at(), self.client_id, clean))
-        properties: Properties = {SESSION_EXPIRY_INTERVAL: EXPIRY}
+        self._note(Connecting(run.at(), self.client_id, clean, self._application, self.version == V5))
+        properties: Properties = {SESSION_EXPIRY_INTERVAL: EXPIRY} if self.version == V5 else {}
         if self._receive_maximum:
             properties[RECEIVE_MAXIMUM] = self._receive_maximum
-        link.say(Connect(V5, self.client_id, clean, will=self._will, properties=properties))
+        link.say(Connect(self.version, self.client_id, clean, will=self._will, properties=properties))
         self._expect(link)
 
     def _expect(self, link: Link) -> None:
@@ -372,6 +388,7 @@ class DurableClient:
             case Ack():
                 self._acknowledged(link, packet)
             case Disconnect():
+                self.disconnected[packet.code] += 1
                 link.close()
                 self.lost(link)
 
@@ -383,7 +400,7 @@ class DurableClient:
         return None if one is None or one.received else one.number
 
     def _greeted(self, link: Link, packet: ConnAck) -> None:
-        if packet.code >= ERROR:
+        if packet.code >= (ERROR if self.version == V5 else 1):
             self.refused += 1
             link.close()
             self.lost(link)
@@ -418,11 +435,12 @@ class DurableClient:
             self.refused += 1
             return  # it becomes impatient
         self._subscribed = self.up = True
-        self._note(Subscribed(self._run.at(), self.client_id, self._filter))
+        self._note(Subscribed(self._run.at(), self.client_id, self._filter, self._qos))
 
     def _send(self, link: Link, packet_id: int, one: Outgoing, dup: bool) -> None:
         expiry = one.expiry
-        self._note(Sent(self._run.at(), self.client_id, one.number, one.topic, one.retain, not one.payload, expiry))
+        sent = Sent(self._run.at(), self.client_id, one.number, one.topic, one.retain, not one.payload, expiry, one.qos)
+        self._note(sent)
         properties: Properties = {MESSAGE_EXPIRY_INTERVAL: expiry} if expiry else {}
         link.say(Publish(one.topic.encode(), one.payload, one.qos, one.retain, dup, packet_id, properties))
 
@@ -460,6 +478,8 @@ class DurableClient:
         )
         self._note(event)
         self.heard(packet)
+        if packet.qos == 0:
+            return
         if packet.qos == 2:
             self._unreleased.add(packet.packet_id)
             link.say(Ack(PUBREC, packet.packet_id))

@@ -20,6 +20,8 @@ class Event:
 @dataclass(frozen=True, slots=True)
 class Connecting(Event):
     clean: bool  # CONNECT asks for a clean start
+    application: bool = False  # the client is of the kind APPLICATION
+    mqtt_5: bool = True  # else MQTT 3.1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Subscribed(Event):
     """SUBACK."""
 
     filter: str
+    qos: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class Sent(Event):
     retain: bool = False
     deletes: bool = False  # a retained message: the payload is empty
     expiry: int = 0  # of the message, in seconds; 0: none
+    qos: int = 1  # with 0 it is never answered
 
 
 @dataclass(frozen=True, slots=True)

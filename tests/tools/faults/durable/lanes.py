@@ -13,11 +13,16 @@ TOPICS: Final = 3  # of each lane
 
 
 class Lane:
-    def __init__(self, run: Run, name: str, qos: int, receive_maximum: int = 0) -> None:
-        """*qos*: of what is published, and of the subscription. *receive_maximum*: see `DurableClient`."""
+    def __init__(self, run: Run, name: str, qos: int, receive_maximum: int = 0, application: bool = False) -> None:
+        """*qos*: of what is published, and of the subscription. The rest: of the subscriber, see `DurableClient`."""
         self.publisher = DurableClient(run, f"{name}-from", filter=f"own/{name}")
         self.subscriber = DurableClient(
-            run, f"{name}-to", filter=f"b/{name}/+", qos=qos, receive_maximum=receive_maximum
+            run,
+            f"{name}-to",
+            filter=f"b/{name}/+",
+            qos=qos,
+            receive_maximum=receive_maximum,
+            application=application,
         )
         self.subscriber.heard = self._heard
         self._name = name

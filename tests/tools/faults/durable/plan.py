@@ -1,6 +1,7 @@
 # What happens to a node in one run: a seeded sequence of faults.
 #
 # Faults of processes may overlap: a stopped process goes on by itself, later, while the next fault begins.
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -93,10 +94,23 @@ def plan(random: Random, server: str, durability: str, workers: int, faults: int
         weights |= AT_THE_PROXY
         if durability != POWER:  # nobody syncs the files of that server
             del weights[CUT_POWER]
+    return draw(random, weights, workers, faults, brisk)
+
+
+def draw(
+    random: Random, weights: Mapping[str, int], workers: int, faults: int, brisk: bool, first: Sequence[str] = ()
+) -> list[Planned]:
+    """*faults* of the kinds in *weights*, after one of each in *first*. *brisk*: see `plan()`.
+
+    The limits of deaths and restarts have to allow *first*.
+    """
     planned: list[Planned] = []
     deaths = restarts = 0
     while len(planned) < faults:
-        (kind,) = random.choices(list(weights), list(weights.values()))
+        if len(planned) < len(first):
+            kind = first[len(planned)]
+        else:
+            (kind,) = random.choices(list(weights), list(weights.values()))
         seconds = random.uniform(0.2, 3.0)
         if kind in STOPS and random.random() < 0.5:
             seconds = random.uniform(0.2, BRIEF)

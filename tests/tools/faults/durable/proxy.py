@@ -4,6 +4,7 @@
 import select
 import socket
 import threading
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -59,7 +60,9 @@ class Proxy:
         self._asked: list[tuple[str, int]] = []  # cuts: direction, bytes that still pass
         self._end = False
         self.passed = 0  # bytes
-        self.cuts = 0
+        self.cuts: Counter[str] = Counter()  # by direction, in the middle of what passes
+        self.delayed = 0  # pieces of bytes
+        self.muted = 0  # times that something was to pass while it is mute
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -138,6 +141,7 @@ class Proxy:
             self._close(connection)
             return
         if self._mute:
+            self.muted += 1
             self._hold(connection, pipe, 2 * TURN)
             return
         try:
@@ -151,6 +155,7 @@ class Proxy:
             return
         pipe.waiting += data
         if self._delay:
+            self.delayed += 1
             self._hold(connection, pipe, self._delay)
         else:
             self._write(connection, pipe)
@@ -187,7 +192,7 @@ class Proxy:
             self._close(connection)
             return
         if pipe.left == 0:
-            self.cuts += 1
+            self.cuts[pipe.name] += 1
             self._close(connection)
 
     def _close(self, connection: _Connection) -> None:

@@ -86,6 +86,8 @@ class Outcome:
 
 
 class DurableRun:
+    COLD = True  # its sessions go cold, unless it is brisk
+
     def __init__(
         self, folder: Path, seed: int, workers: int, faults: int, brisk: bool = False, messages: int = 0
     ) -> None:
@@ -97,7 +99,7 @@ class DurableRun:
         self._setup = random.choice((EMBEDDED, BEHIND_PROXY))
         self._durability = random.choice((PROCESS, POWER))
         self.outcome = Outcome(seed, f"{self._setup}, {self._durability}")
-        self._plan = plan(random, self._setup, self._durability, workers, faults, brisk)
+        self._plan = self._make_plan(random, workers, faults, brisk)
         self._random = Random(random.random())  # of everything that depends on time
         self._folder = folder
         self._workers = workers
@@ -117,7 +119,7 @@ class DurableRun:
         self._proxy: Proxy | None = None
         self._settings: dict[str, object] = {"store.durability": self._durability}
         self._counters: NodeCounters | None = None
-        if not brisk:
+        if not brisk and self.COLD:
             self._counters = NodeCounters(self._loop, free_port(), NAMES)
             self._settings |= {"admin.enabled": "true", "admin.port": self._counters.port}
         if self._setup == BEHIND_PROXY:
@@ -126,6 +128,7 @@ class DurableRun:
             self._settings["redis.url"] = f"unix://{folder / 'proxy.sock'}"
         self._port = 0
         try:
+            self._prepare()
             self._node = self._start()
         except BaseException:
             self._end_servers()
@@ -154,9 +157,17 @@ class DurableRun:
         finally:
             self._end()
         self._judge()
+        if self.outcome.failures:
+            self._keep_history()
         return self.outcome
 
     # The node.
+
+    def _make_plan(self, random: Random, workers: int, faults: int, brisk: bool) -> list[Planned]:
+        return plan(random, self._setup, self._durability, workers, faults, brisk)
+
+    def _prepare(self) -> None:
+        """Start what the node needs beside Redis, and add to its settings."""
 
     def _start(self) -> Victim:
         for attempt in range(3):
@@ -200,7 +211,7 @@ class DurableRun:
     def _kill_all(self) -> None:
         processes = self._node.processes()
         for pid in processes:
-            _signal(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
         self._gone(processes)
 
     # Clients.
@@ -316,7 +327,7 @@ class DurableRun:
     def _inflict(self, planned: Planned) -> None:
         match planned.kind:
             case kinds.KILL_WORKER:
-                _signal(self._node.pids[planned.worker], signal.SIGKILL)
+                send_signal(self._node.pids[planned.worker], signal.SIGKILL)
             case kinds.STOP_WORKER:
                 self._stop(self._node.pids[planned.worker], planned.seconds)
             case kinds.KILL_REDIS:
@@ -348,14 +359,15 @@ class DurableRun:
             case kinds.CUT_POWER:
                 self._cut_power()
             case _:
-                self._harm_connections(planned)
+                assert self._proxy is not None
+                self._harm(self._proxy, planned.kind, planned)
 
     def _redis(self) -> int:
         return self._node.redis() if self._server is None else self._server.process.pid
 
     def _kill_redis(self) -> None:
         pid = self._redis()
-        _signal(pid, signal.SIGKILL)
+        send_signal(pid, signal.SIGKILL)
         if self._server is not None:
             self._server.process.wait(PATIENCE)
             self._turn(self._random.uniform(0.0, 1.0))
@@ -364,13 +376,13 @@ class DurableRun:
     def _stop(self, pid: int, seconds: float) -> None:
         if pid and state(pid) and pid not in self._stopped:
             self._stopped[pid] = None
-            _signal(pid, signal.SIGSTOP)
+            send_signal(pid, signal.SIGSTOP)
             self._loop.later(seconds, lambda: self._go_on(pid))
 
     def _go_on(self, pid: int) -> None:
         if pid in self._stopped:
             del self._stopped[pid]
-            _signal(pid, signal.SIGCONT)
+            send_signal(pid, signal.SIGCONT)
 
     def _go_on_all(self) -> None:
         for pid in list(self._stopped):
@@ -388,7 +400,7 @@ class DurableRun:
         self._turn(self._random.uniform(0.05, 0.3))
         match planned.kind:
             case kinds.KILL_WORKER_READING:
-                _signal(self._node.pids[planned.worker], signal.SIGKILL)
+                send_signal(self._node.pids[planned.worker], signal.SIGKILL)
             case kinds.STOP_WORKER_READING:
                 self._stop(self._node.pids[planned.worker], planned.seconds)
             case _:
@@ -444,10 +456,9 @@ class DurableRun:
         self._note(Fault(self._clients.at(), "", found.told))
         self._again()
 
-    def _harm_connections(self, planned: Planned) -> None:
-        proxy = self._proxy
-        assert proxy is not None
-        match planned.kind:
+    def _harm(self, proxy: Proxy, kind: str, planned: Planned) -> None:
+        """Harm the connections through *proxy*. *kind*: one of AT_THE_PROXY."""
+        match kind:
             case kinds.CUT_REQUESTS:
                 proxy.cut(TO_SERVER, planned.number)
             case kinds.CUT_REPLIES:
@@ -535,9 +546,6 @@ class DurableRun:
         for line in self._node.text().splitlines():
             if "Traceback" in line or '"exception"' in line:
                 outcome.failures.append(f"logged: {line[:2000]}")
-        if outcome.failures:
-            with gzip.open(self._folder / "history.gz", "wt", compresslevel=1) as file:
-                file.writelines(f"{event}\n" for event in self._history)
         outcome.figures |= {
             "faults": outcome.kinds.total(),
             "published": len(checker.publishes),
@@ -554,6 +562,10 @@ class DurableRun:
         }
         if self._counters is not None:
             outcome.figures |= self._counters.totals
+
+    def _keep_history(self) -> None:
+        with gzip.open(self._folder / "history.gz", "wt", compresslevel=1) as file:
+            file.writelines(f"{event}\n" for event in self._history)
 
     def story(self, violation: Violation) -> str:
         """*violation* with what led to it."""
@@ -613,7 +625,7 @@ def _keep(kept: dict[str, int], packet: Publish) -> None:
     kept[packet.topic.decode()] = int(packet.payload.split()[1])
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
+def send_signal(pid: int, number: signal.Signals) -> None:
     try:
         if pid:
             os.kill(pid, number)

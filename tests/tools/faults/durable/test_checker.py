@@ -9,6 +9,8 @@ from tests.tools.faults.durable.checker import (
     DOUBLED,
     EXPIRY,
     LOST,
+    OVERDUE,
+    PACKET_ID_CHANGED,
     PACKET_ID_REUSED,
     REORDERED,
     RETAINED,
@@ -212,6 +214,18 @@ def test_a_clean_start_that_was_not_answered_may_come_late_and_once() -> None:
     assert [SESSION_PRESENT] == story.connect(S, False).kinds()
 
 
+def test_a_clean_start_that_was_not_answered_may_come_behind_one_that_was() -> None:
+    """A worker that was stopped may find it in its socket, while another one has answered the next."""
+    story = Story().subscribed().add(Connecting, S, True).connect(S, False, clean=True)
+    assert [] == replace_events(story).add(Subscribed, S, "d/#").publish(1).connect(S, False).kinds()
+    answered = Story().subscribed().connect(S, False, clean=True).add(Subscribed, S, "d/#").publish(1)
+    assert [SESSION_PRESENT] == answered.connect(S, False).kinds()
+    for _ in range(int(OVERDUE)):
+        story.add(Fault, "", "nothing, for a second")
+    assert [] == replace_events(story).connect(S, False).kinds(), "it has come meanwhile"
+    assert [LOST] == story.connect(S, True).add(Subscribed, S, "d/#").publish(1).kinds()
+
+
 def test_a_clean_start_that_comes_late_frees_packet_ids() -> None:
     """The next session is there when the client comes again, and knows nothing of what the client has in flight."""
     story = Story().subscribed().publish(1).add(Connecting, S, True).connect(S, True).receive(1, 2, 9)
@@ -233,6 +247,62 @@ def test_a_packet_id_in_flight_is_not_given_to_another_message(qos: int) -> None
     assert [PACKET_ID_REUSED] == replace_events(story).receive(2, qos, 9).kinds()
     story.add(Acknowledged if qos == 1 else Released, S, 9)
     assert [] == story.receive(2, qos, 9).kinds()
+
+
+# APPLICATION clients.
+
+
+def application(mqtt_5: bool = True) -> Story:
+    """As `Story.subscribed()`; the subscriber is an APPLICATION client."""
+    story = Story().connect(P, False).add(Connecting, S, False, True, mqtt_5).add(Connected, S, False)
+    return story.add(Subscribed, S, "d/#")
+
+
+def back(story: Story, mqtt_5: bool = True) -> Story:
+    """Its connection ends, and it connects again."""
+    return story.add(Ended, S).add(Connecting, S, False, True, mqtt_5).add(Connected, S, True)
+
+
+def test_an_application_client_gets_a_message_again_under_its_packet_id() -> None:
+    """The client would take it for another one, if the first has it in flight."""
+    assert [PACKET_ID_CHANGED] == back(application().publish(1).receive(1)).receive(1, packet_id=2, dup=True).kinds()
+    assert [] == back(application().publish(1).receive(1)).receive(1, dup=True).kinds()
+    device = Story().subscribed().publish(1).receive(1).connect(S, True).receive(1, packet_id=2, dup=True)
+    assert [] == device.kinds()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_an_older_application_client_may_be_sent_a_message_again_over_its_connection(qos: int) -> None:
+    """RETRY_ALL would be an alarm; or be lawful with MQTT 5 [MQTT-4.4.0-1], or without DUP."""
+    for mqtt_5, dup, found in ((False, True, []), (False, False, [DOUBLED]), (True, True, [DOUBLED])):
+        assert found == application(mqtt_5).publish(1).receive(1, qos).receive(1, qos, dup=dup).kinds()
+
+
+def test_qos_0_comes_at_most_once_and_is_owed_to_nobody() -> None:
+    """Each loss at QoS 0 would be an alarm, or a repetition be lawful."""
+    story = Story().connect(P, False).connect(S, False).add(Subscribed, S, "d/#", 0).publish(1)
+    assert [] == replace_events(story).kinds()
+    assert [] == replace_events(story).receive(1, 0).kinds()
+    assert [DOUBLED] == story.receive(1, 0).connect(S, True).receive(1, 0).kinds()
+    published = Story().subscribed().add(Sent, P, 1, "d/1", False, False, 0, 0)
+    assert [] == published.publish(2).receive(2).kinds(), "the first one has no answer"
+
+
+def test_what_must_be_stored_is_what_the_client_has_not_acknowledged() -> None:
+    """A position that has passed a message would be found wrong where the client has it, or right where it is lost."""
+
+    def unfinished(story: Story) -> list[int]:
+        checker = Checker()
+        for event in story.events:
+            checker.take(event)
+        return [number for _, number in checker.unfinished(S)]
+
+    assert [1, 2] == unfinished(application().publish(1).publish(2).receive(1))
+    assert [2] == unfinished(application().publish(1).publish(2).receive(1).add(Acknowledged, S, 1))
+    assert [2] == unfinished(application().publish(1).publish(2).receive(1, 2)), "PUBREC was sent"
+    assert [2] == unfinished(application().publish(1).publish(2).receive(1, 2).add(Released, S, 1))
+    assert [] == unfinished(application().add(Sent, P, 1, "d/1")), "it may have come, or not"
+    assert [] == unfinished(application().publish(1).add(Connecting, S, True)), "the session may have ended"
 
 
 def test_answers_come_in_the_order_of_publishes() -> None:
