@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from broker.config.applications import SKIP_ALL, Application, ApplicationRule
-from broker.config.schema import Config, Overload
+from broker.config.schema import ApplicationFlush, Config, Delivery, Flush, Overload
 from broker.mqtt.packets import (
     PUBACK,
     PUBCOMP,
@@ -309,6 +309,32 @@ def test_other_clients_have_no_log(node: Logged) -> None:
     assert kind(node.worker, "device") == DEVICE
     assert {} == node.log.topics
     assert [b"1"] == read_all(client, node.settle)
+
+
+def test_each_kind_of_client_has_its_own_strategy_of_delivery(nodes_with: Callable[[Config], Logged]) -> None:
+    """Many messages to services would cost a send each, or a message to a device would wait for more of them."""
+    always, buffered, hour = Flush(flush="always"), Flush(flush="buffered", buffered_msg_count=3), 3600.0
+    of_services = ApplicationFlush(flush="buffered", buffered_msg_count=3)
+    strategies = {
+        "service1": Delivery(application=of_services, device=always, non_persistent=always, buffered_hold=hour),
+        "device": Delivery(device=buffered, non_persistent=always, buffered_hold=hour),
+        "passing": Delivery(non_persistent=buffered, device=always, buffered_hold=hour),
+    }
+    for held, delivery in strategies.items():
+        node = nodes_with(replace(CONFIG, delivery=delivery))
+        clients = {name: subscriber(node.worker, name) for name in ("service1", "device")}
+        clients["passing"] = node.worker.connect("passing", V5)
+        node.worker.settle()
+        clients["passing"].send(Subscribe(1, [Wanted(b"t", 2)]))
+        node.settle()
+        assert [SubAck(1, [2])] == clients["passing"].receive()
+
+        publish(node, b"1", b"2")
+        for name, client in clients.items():
+            assert (2 if name != held else 0) == len(received(client)), (held, name)
+        publish(node, b"3")
+        for name, client in clients.items():
+            assert (1 if name != held else 3) == len(received(client)), (held, name)
 
 
 def test_a_session_that_ends_with_its_connection_has_no_log_and_is_logged_once(node: Logged) -> None:
