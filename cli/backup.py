@@ -44,6 +44,7 @@ def backup(
 
     The node may run. Of a stopped node, a backup is of one moment; it needs the settings that the node is started with.
     The file contains what clients have sent, and only its owner may read it.
+    The logs of APPLICATION clients are not in it.
     """
     from cli.control_client import ControlClient
     from supervisor.backup.stopped_node import with_redis_of
