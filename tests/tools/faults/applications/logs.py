@@ -5,7 +5,6 @@
 # Redis has of a session, at any moment, and the whole log at the end of a run show whether a position has passed a
 # message that is not stored elsewhere, even if a live worker delivers it from its memory in the end.
 import re
-import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -15,6 +14,7 @@ import redis
 from broker.carrier.redis_keys import LogKeys
 from broker.store.durable.application_queue import SAVED, topic_of
 from broker.store.durable.log_feed import LogFeed
+from broker.store.durable.log_pack import START
 from broker.store.durable.pack import DamagedPack, decode_pack
 from broker.store.durable.stored_session import LOG
 from broker.store.logs.records import Position, decode
@@ -92,7 +92,7 @@ def messages_of(records: Records, era: bytes, position: Position, passed: int = 
 
 def eras_of(records: Records) -> set[bytes]:
     """The sessions that have appended to a log."""
-    return {struct.unpack_from(">BB8s", pack.body)[2] for _, content in records for pack in decode(content)}
+    return {START.unpack_from(pack.body)[2] for _, content in records for pack in decode(content)}
 
 
 def all_messages(records: Records) -> set[Message]:

@@ -20,8 +20,8 @@
 # An operation without an answer counts as "maybe": it may have happened or not, and may happen later.
 # A `Rollback` makes a "maybe" of everything that happened in its last moments, and excuses what comes again.
 # That holds for a clean start, too, which a stopped worker may find in a socket that its client has left, even behind
-# later ones that were answered. Nothing is owed to the client until it finds a new session, or the same one after
-# OVERDUE seconds.
+# later ones that were answered. Nothing is owed to the client until a CONNECT without a clean start finds a new
+# session, or one finds the same session after OVERDUE seconds.
 # A session with a CONNACK and no SUBACK yet may be lost: Weir stores a new session after its CONNACK, and before its
 # first SUBACK.
 # An APPLICATION client of MQTT 3.1.1 may be sent again over the same connection what it has not acknowledged in time.
