@@ -77,6 +77,24 @@ class Clock:
         return self.now
 
 
+class Kernel:
+    """The epoll of a worker, which never waits: whoever would send something meanwhile has its turn in this thread."""
+
+    def __init__(self, epoll: select.epoll) -> None:
+        self.waits: list[float] = []  # that were asked for, in seconds each
+        self.waited: Callable[[], None] = lambda: None  # happens in each of them
+        self._epoll = epoll
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._epoll, name)
+
+    def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
+        if timeout:
+            self.waits.append(timeout)
+            self.waited()
+        return self._epoll.poll(0, most)
+
+
 class AtOnce(Executor):
     """No threads: what is submitted is done, and what follows from it comes with the loop's next turn."""
 
@@ -361,6 +379,8 @@ class Broker(Probe):
             trace=trace,
             workers=workers,
         )
+        self.kernel = Kernel(self.worker.reactor.epoll)
+        self.worker.reactor.epoll = self.kernel  # type: ignore[assignment]  # it has all methods of the other one
         self.node: list[Broker] = [self]  # the workers that settle together
         self.stopped = False  # true: its loop is not turned
         self.answered = False  # true: it has settled only when Redis has answered everything

@@ -6,8 +6,9 @@
 # quarter and sending the rest, so that none starves another, and a long fan-out merges with what comes in meanwhile.
 # Why not one trio task per connection? It costs twice the CPU at one message per wake-up, measured.
 #
-# Returning to trio costs about 60 us a wake-up. So while events come more often than once a millisecond, the loop waits
-# for the next one in its own epoll. When little happens it does not, as that would delay other tasks for nothing.
+# Returning to trio costs about 60 us a wake-up, and to come back from it as much again. So while events come more often
+# than once a millisecond, or Redis or another worker was asked for something, the loop waits for the next one in its
+# own epoll. When little happens it does not, as that would delay other tasks for nothing.
 # A wait of one millisecond would be enough, but the kernel sets and clears such a timer in hardware: 3 to 15 us of each
 # wait on virtual machines. A timer behind the kernel's next tick costs nothing. Whatever is due ends the wait.
 # While only held messages leave (delivery/flushing.py), the loop sleeps a little first and finds several events at
@@ -106,6 +107,7 @@ class Loop:
         waited = 0.0
         timeout = 0.0
         reactor = self._reactor
+        reactor.asked = False
         while True:
             waits = timeout > 0.0
             if waits:
@@ -136,7 +138,12 @@ class Loop:
                 break
             if more or self._ready.count or self._unauthenticated.count or self._dirty.count or self._bulk.count:
                 timeout = 0.0
-            elif events and self._frequent(seen, now) and not reactor.urgent_tasks and now < reactor.due:
+            elif (
+                events
+                and (self._frequent(seen, now) or reactor.asked)
+                and not reactor.urgent_tasks
+                and now < reactor.due
+            ):
                 timeout = self._patience(now)
             elif events:
                 timeout = 0.0

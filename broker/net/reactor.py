@@ -59,6 +59,7 @@ class Reactor:
         self.bytes_sent = 0  # to clients
         self.flushes = 0  # sends to clients
         self.latencies = Latencies()  # of publishes, from being read to their acknowledgement
+        self.asked = False  # in this turn something was sent to a stream that is not a client's, which may answer soon
         self.urgent_tasks = 0  # trio tasks that have to run soon; while there are any, the loop does not wait by itself
         # What follows belongs to the pieces of the loop.
         self.epoll = select.epoll()

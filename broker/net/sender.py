@@ -72,6 +72,8 @@ class Sender:
             reactor.bytes_sent += count
             reactor.flushes += 1
             self._flushing.sends(outbox, now)
+        else:
+            self._reactor.asked = True
         drained = outbox.sent(count, now)
         if outbox.size:
             if count < len(data):

@@ -1,5 +1,4 @@
 # When the reactor waits for the next event by itself, and for how long.
-import select
 from collections.abc import Callable
 
 import pytest
@@ -18,38 +17,6 @@ Brokers = Callable[..., Broker]
 Nodes = Callable[..., Node]
 
 
-class Watched:
-    """What the kernel is asked for: it never waits, and what happens meanwhile is `waited`."""
-
-    def __init__(self, epoll: select.epoll) -> None:
-        self.waits: list[float] = []  # seconds each
-        self.waited: Callable[[], None] = lambda: None
-        self._epoll = epoll
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._epoll, name)
-
-    def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
-        if timeout:
-            self.waits.append(timeout)
-            self.waited()
-        return self._epoll.poll(0, most)
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
-    """Of the brokers that are made from now on, one each."""
-    made: list[Watched] = []
-    really = select.epoll
-
-    def make() -> Watched:
-        made.append(Watched(really()))
-        return made[-1]
-
-    monkeypatch.setattr(select, "epoll", make)
-    return made
-
-
 def turn(broker: Broker, client: Client) -> float:
     """One slice; when the broker wants its next one, in seconds."""
     left = broker.loop.turn()
@@ -66,13 +33,13 @@ def ping_often(broker: Broker, client: Client, times: int) -> float:
     return left
 
 
-def make_busy(broker: Broker, client: Client, kernel: Watched) -> None:
+def make_busy(broker: Broker, client: Client) -> None:
     """Have the loop wait for *client*'s next, with nothing due soon."""
     ping_often(broker, client, 500)
     while ping_often(broker, client, 1) < 2 * WAIT:
         pass
-    assert kernel.waits
-    kernel.waits.clear()
+    assert broker.kernel.waits
+    broker.kernel.waits.clear()
 
 
 def pinged_after(seconds: float, broker: Broker, client: Client) -> Callable[[], None]:
@@ -86,7 +53,7 @@ def pinged_after(seconds: float, broker: Broker, client: Client) -> Callable[[],
 
 
 @pytest.mark.parametrize("urgent", [0, 1])
-def test_the_loop_does_not_wait_while_a_task_is_urgent(kernels: list[Watched], brokers: Brokers, urgent: int) -> None:
+def test_the_loop_does_not_wait_while_a_task_is_urgent(brokers: Brokers, urgent: int) -> None:
     """The upgrade of a WebSocket takes several passes of trio: beside steady traffic each would come a turn later."""
     broker = brokers()
     client = broker.connect("me")
@@ -95,107 +62,122 @@ def test_the_loop_does_not_wait_while_a_task_is_urgent(kernels: list[Watched], b
     broker.settle()
 
     assert 500 == len(client.inbox)
-    assert bool(kernels[0].waits) is not bool(urgent)
+    assert bool(broker.kernel.waits) is not bool(urgent)
 
 
-def test_waiting_for_more_ends_when_something_is_due(kernels: list[Watched], brokers: Brokers) -> None:
+def test_waiting_for_more_ends_when_something_is_due(brokers: Brokers) -> None:
     """A client that was throttled for 10 ms would have to wait for the end of the turn."""
     broker = brokers()
     client = broker.connect("me")
     left = ping_often(broker, client, 500)
     while not 0.0031 < left < 0.0039:
         left = ping_often(broker, client, 1)
-    kernels[0].waits.clear()
-    kernels[0].waited = pinged_after(0.001, broker, client)
+    broker.kernel.waits.clear()
+    broker.kernel.waited = pinged_after(0.001, broker, client)
     client.send(PingReq())
     turn(broker, client)
 
-    assert pytest.approx([left, left - 0.001, left - 0.002, left - 0.003]) == kernels[0].waits
+    assert pytest.approx([left, left - 0.001, left - 0.002, left - 0.003]) == broker.kernel.waits
 
 
-def test_a_wait_is_longer_than_the_tick_of_the_kernel(kernels: list[Watched], brokers: Brokers) -> None:
+def test_a_wait_is_longer_than_the_tick_of_the_kernel(brokers: Brokers) -> None:
     """A timer that is due before the kernel's tick, 4 ms as a rule, has to be set in hardware for each wait."""
     broker = brokers()
     client = broker.connect("me")
-    make_busy(broker, client, kernels[0])
+    make_busy(broker, client)
     client.send(PingReq())
     turn(broker, client)
 
-    assert [WAIT] == kernels[0].waits
+    assert [WAIT] == broker.kernel.waits
     assert WAIT > 0.004
 
 
-def test_a_held_message_ends_a_wait(kernels: list[Watched], brokers: Brokers) -> None:
+def test_a_held_message_ends_a_wait(brokers: Brokers) -> None:
     """A held message would be held until the next event."""
     broker = brokers()
     client = broker.connect("me")
-    make_busy(broker, client, kernels[0])
+    make_busy(broker, client)
     broker.reactor.flushing.due = broker.clock.now + 0.002
     client.send(PingReq())
     turn(broker, client)
 
-    assert pytest.approx([0.002]) == kernels[0].waits
+    assert pytest.approx([0.002]) == broker.kernel.waits
+
+
+def test_what_another_worker_was_asked_is_waited_for(nodes: Nodes) -> None:
+    """Its answer comes within a millisecond: to go back to trio, and to come from there, would cost as much again."""
+    one, two = nodes(2)
+    subscriber, publisher = one.connect("subscriber"), two.connect("publisher")
+    subscribed(subscriber, "a")
+    two.clock.now += 1.0  # nothing was frequent since
+    two.settle()
+    two.kernel.waits.clear()
+    publisher.send(PingReq())
+    turn(two, publisher)
+    assert not two.kernel.waits
+
+    publisher.send(Publish(b"a", b"", 1, packet_id=1))
+    turn(two, publisher)
+    assert two.kernel.waits
 
 
 THREE = "3:3"  # messages at once, and then one a second
 
 
 @pytest.mark.parametrize("scope", [QuotaScope(incoming_messages=THREE), QuotaScope(outgoing_messages=THREE)])
-def test_a_client_that_begins_to_wait_for_a_quota_ends_waits(
-    kernels: list[Watched], brokers: Brokers, scope: QuotaScope
-) -> None:
+def test_a_client_that_begins_to_wait_for_a_quota_ends_waits(brokers: Brokers, scope: QuotaScope) -> None:
     """Its quota is checked each 10 ms, and not when the turn ends in which other clients are served."""
     broker = brokers(Config(quotas=Quotas(reserve=0.0, session=scope)))
     reader, busy, client = broker.connect("reader"), broker.connect("busy"), broker.connect("client", V311)
     subscribe(reader, "t", qos=1)
-    make_busy(broker, busy, kernels[0])
-    kernels[0].waited = pinged_after(0.004, broker, busy)
+    make_busy(broker, busy)
+    broker.kernel.waited = pinged_after(0.004, broker, busy)
     client.send(*[Publish(b"t", b"", 1, packet_id=n + 1) for n in range(5)])
     turn(broker, client)
 
-    assert pytest.approx([0.01, 0.006, 0.002]) == kernels[0].waits
+    assert pytest.approx([0.01, 0.006, 0.002]) == broker.kernel.waits
 
 
-def test_a_connect_whose_turn_is_soon_ends_a_wait(kernels: list[Watched], brokers: Brokers) -> None:
+def test_a_connect_whose_turn_is_soon_ends_a_wait(brokers: Brokers) -> None:
     """The CONNECT would wait until the next event."""
     broker = brokers(Config(overload=Overload(connects_per_second=500, connect_burst=1)))
     client, newcomer = broker.connect("me"), broker.open()
-    make_busy(broker, client, kernels[0])
+    make_busy(broker, client)
     another = broker.open()
     for one in (newcomer, another):
         one.socket.send(encode(Connect(V311, ""), V311))
     turn(broker, client)
 
-    assert pytest.approx([0.002]) == kernels[0].waits
+    assert pytest.approx([0.002]) == broker.kernel.waits
 
 
-def test_a_confirmation_for_another_worker_ends_a_wait(kernels: list[Watched], nodes: Nodes) -> None:
+def test_a_confirmation_for_another_worker_ends_a_wait(nodes: Nodes) -> None:
     """The other worker measures the delay of this one by the confirmations, and throttles clients by it."""
     one, two = nodes(2)
     subscriber, publisher = one.connect("subscriber"), two.connect("publisher")
     subscribed(subscriber, "a")
-    make_busy(one, subscriber, kernels[0])
-    kernels[0].waited = pinged_after(0.004, one, subscriber)
+    make_busy(one, subscriber)
+    one.kernel.waited = pinged_after(0.004, one, subscriber)
     publisher.send(Publish(b"a", b"", 0), Publish(b"a", b"", 1, packet_id=1))
     two.turn()
     turn(one, subscriber)
 
-    assert not kernels[0].waits  # it was told long ago, so now is the time
+    assert not one.kernel.waits  # it was told long ago, so now is the time
 
 
-def test_a_gate_that_opens_ends_a_wait(kernels: list[Watched], nodes: Nodes) -> None:
+def test_a_gate_that_opens_ends_a_wait(nodes: Nodes) -> None:
     """Clients that wait for the gate would resume only with the next event."""
     one, two = nodes(2)
     subscriber, publisher, busy = one.connect("subscriber"), two.connect("publisher"), two.connect("busy")
     subscribed(subscriber, "a")
-    make_busy(two, busy, kernels[1])
+    make_busy(two, busy)
     one.stopped = True
     publisher.send(*[Publish(b"a", b"", 1, packet_id=n + 1) for n in range(100)])
     ping_often(two, busy, 100)
     assert 1 == two.counters.pauses_by_reason[PauseReason.GATE.label]
-    assert kernels[1].waits
+    assert two.kernel.waits
     one.turn()
-    kernels[1].waits.clear()
+    two.kernel.waits.clear()
     two.loop.turn()
 
-    assert not kernels[1].waits
+    assert not two.kernel.waits
