@@ -17,8 +17,8 @@
 # Of a durable session nothing is sent that is stored. With withdraw() the worker that has it stores the rest and gives
 # it to the other one, which owns it from then on, whatever becomes of either: that step cannot be cancelled. But it is
 # refused if that worker has died, and its sessions are adopted: so the subscriptions here are removed only after that
-# step, and the session stays as it is. The worker that asks reads the session (take()) before finish_import(), and if
-# the other one has died meanwhile, takes it from there.
+# step, and the session stays as it is. The worker that asks takes the session (take()) before finish_import(): it reads
+# what is long, or if the other one has died meanwhile, takes it from there.
 from collections.abc import Callable
 from functools import partial
 

@@ -113,6 +113,8 @@ class GroupCommit:
         self._givers: dict[Giver, None] = {}
         self._forgotten = 0  # writers in _dirty that have nothing to write
         self._ordered = 0  # writers that have to be behind all that was to be written before
+        self._replies_to: list[object] = []  # for `last_reply()`: to the transaction that is told to its writers,
+        self._told = 0  # and how many of them were to writers up to this one
         self.answers_known = True  # for `committed()`: false if the connection ended before the errors came, if any
         self._uncertain = False  # nobody knows whether the server carried it out
         self._look: _Look | None = None  # under way, to learn whether it did
@@ -191,6 +193,10 @@ class GroupCommit:
 
     def when_full_no_more(self, giver: Giver) -> None:
         self._givers.pop(giver, None)
+
+    def last_reply(self) -> object:
+        """For a writer in its `committed()`: the reply to the last of its commands; None: it is not known."""
+        return self._replies_to[self._told - 1] if self._told <= len(self._replies_to) else None
 
     def may_begin(self) -> bool:
         """Whether a transaction could be sent now, or when the hold of its writes is over."""
@@ -445,15 +451,18 @@ class GroupCommit:
             if self.full:
                 self._has_memory(now)
         at, sound = 0, not _errors(replies)
+        self._replies_to = replies
         for part in former.parts:
             removed, stored = len(part.removals), len(part.writes)
             writer = part.writer
             if writer is not None and removed:
                 writer.removed(NO_ERRORS if sound else _errors(replies[at : at + removed]), now)
             at += removed
+            self._told = at + stored
             if writer is not None and stored:
                 writer.committed(NO_ERRORS if sound else _errors(replies[at : at + stored]), now)
             at += stored
+        self._replies_to = []
         if not self._refused:
             self.gate.carried_out(now)
         self._gathering.go_on()

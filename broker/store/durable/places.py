@@ -102,10 +102,10 @@ class QueuePlaces(MessageQueue):
         """The position of the last message that was sent, as far as this worker knows."""
         return max(self._sent_to, self._moved_to)
 
-    def given_state(self) -> bytes:
-        """What the next owner cannot read in Redis; see `encode_state()`."""
+    def given_state(self, read: list[object] | None) -> bytes:
+        """What the next owner cannot read in Redis, and what it would *read* there; see `encode_state()`."""
         if not self.gives_stored:
-            return encode_state(self._state(), [])
+            return encode_state(self._state(), [], read)
         again = [] if self._taken is None else self._taken.again()
         tokens = [token_of(message) for message in [*self._new.values(), *self._writing.values()]]
         return encode_state(None, again + [token for token in tokens if token])

@@ -304,7 +304,7 @@ class SessionRecord(SessionStorage, Writer):
 
     def give(self, incarnation: bytes, then: Callable[[bytes | None], None]) -> None:
         if self._ended:
-            then(self.queue().given_state())
+            then(self.queue().given_state(None))
             return
         self._give = Giving(incarnation, then)
         self.queue().give(self._queue_given)
@@ -494,7 +494,8 @@ class SessionRecord(SessionStorage, Writer):
         if self._tokens is not None:
             for completion in self._tokens.committed():
                 completion.settle(now)
-        self._carried_out(gave and self._give_is_answered(), refused)
+        gave = gave and self._give_is_answered()
+        self._carried_out(gave, refused, _as_read(self._commit.last_reply()) if gave else None)
 
     def _give_is_answered(self) -> bool:
         """What gives the session is carried out; false if the answer is lost: then it is given once more."""
@@ -503,8 +504,11 @@ class SessionRecord(SessionStorage, Writer):
             self._commit.ask_again(self)  # what was given is not found again
         return self._commit.answers_known
 
-    def _carried_out(self, gave: bool, refused: bool) -> None:
-        """What was under way is carried out. It *gave* the session away, unless that was *refused*."""
+    def _carried_out(self, gave: bool, refused: bool, read: list[object] | None = None) -> None:
+        """What was under way is carried out. It *gave* the session away, unless that was *refused*.
+
+        *read*: see `encode_state()`.
+        """
         then, self._written = self._written, None
         if then is not None:
             then()
@@ -519,7 +523,14 @@ class SessionRecord(SessionStorage, Writer):
             self._commit.soon(self)
             give.then(None)
         else:
-            give.then(self.queue().given_state())
+            give.then(self.queue().given_state(read))
+
+
+def _as_read(reply: object) -> list[object] | None:
+    """What *reply*, to `give`, says of the session for its new owner; None: that has to read it."""
+    if not isinstance(reply, list) or any(isinstance(part, ReplyError) for part in reply):
+        return None
+    return reply
 
 
 def _taker_has_ended(errors: list[ReplyError]) -> bool:

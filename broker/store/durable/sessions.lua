@@ -17,8 +17,9 @@
 --   give   a worker gives one session away; full.lua does the same
 --          KEYS both indexes, commit number of the new owner
 --          ARGV op, client id, keys of the former owner, keys of the new one, Unix time in seconds
---          -> 1; 0: there is no such session, or it was taken before: this may arrive long after the death of the worker,
---             behind writes to keys that nobody reads any more; an error if the new owner has ended, see below
+--          -> what `read` answers for it, if that is short; 1: it is not; 0: there is no such session, or it was taken
+--             before: this may arrive long after the death of the worker, behind writes to keys that nobody reads any
+--             more; an error if the new owner has ended, see below
 --   take   a worker takes one session from a worker that has ended or does not answer
 --          KEYS as for give, fence of the former owner; ARGV as for give
 --          -> as read, of that session. A call may be repeated, if its answer was lost: then the session is that of the
@@ -85,6 +86,13 @@ local function session(record, queue, released)
     redis.pcall('LLEN', queue),
     redis.pcall('SMEMBERS', released),
   }
+end
+
+local SHORT = 100 -- entries: what the giving worker passes on with little work
+
+local function is_short(client)
+  local fields, released = redis.pcall('HLEN', ARGV[6] .. client), redis.pcall('SCARD', ARGV[8] .. client)
+  return type(fields) == 'number' and fields <= SHORT and type(released) == 'number' and released <= SHORT
 end
 
 -- A record without LEFT gets it: its client was connected. Returns its bytes.
@@ -180,10 +188,10 @@ if op == 'give' or op == 'take' then
     move(client, 3)
     left(client, 3)
   end
-  if op == 'give' then
+  if op == 'give' and not (found and is_short(client)) then
     return found and 1 or 0
   end
-  if found then
+  if op == 'take' and found then
     redis.call('RPUSH', KEYS[4], client)
   end
   return session(ARGV[6] .. client, ARGV[7] .. client, ARGV[8] .. client)

@@ -250,7 +250,12 @@ class DurableStore(OnReady):
             words += [ours.records, ours.queues, ours.released, b"%.6f" % self._wall()]
             keys = [theirs.index, ours.index, self._keys.commit_number(self._me), self._keys.fence(former)]
             command = self._script.call(keys, words)
-        _Take(self, record, client, not former, command, state, then).send(now)
+        take = _Take(self, record, client, not former, command, state, then)
+        read = decode_state(state)[2] if state and not former else None
+        if read is None:
+            take.send(now)
+        else:
+            take.arrived([read], now)
 
     def find(self, client: bytes, then: Callable[[WorkerId | None], None], now: float) -> None:
         """Call *then* with the other worker of this node that has the session of *client* stored, if there is one."""
@@ -500,7 +505,7 @@ class _Take:
             self._then(None, now)
             return
         try:
-            state, again = decode_state(self._state)
+            state, again, _ = decode_state(self._state)
             stored = restore(parts, record, state, again, now, self.store.wall())
         except ValueError as error:
             set_aside(record, str(error))

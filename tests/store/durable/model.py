@@ -29,6 +29,7 @@ Kind = TypeVar("Kind", list[bytes], set[bytes], dict[bytes, bytes])
 # transaction. A script is refused at the first of these, unless it has written something before, as all scripts do.
 DENIED_WHEN_FULL = frozenset((b"RPUSH", b"LSET", b"SADD", b"SET", b"HSET"))
 # What full.lua runs: nothing else may be in it.
+SHORT = 3  # entries: so that a session is given with what is to be read of it, and without that
 REMOVALS = frozenset((b"LTRIM", b"LSET", b"LREM", b"SREM", b"SADD", b"HSET", b"HDEL", b"DEL", b"RENAME", b"EXISTS"))
 READS = frozenset((b"LRANGE", b"LINDEX", b"LLEN", b"GET", b"HGETALL", b"HMGET", b"HSCAN", b"SMEMBERS", b"EXISTS"))
 
@@ -464,9 +465,9 @@ class ModelRedis:
                 self._of_hash(b"HSET", keys[1], [client, value])
                 self._move(client, words[2:8])
                 self._of_hash(b"HSETNX", words[5] + client, [LEFT, words[8]])
-            if words[0] == b"give":
+            if words[0] == b"give" and not (found and self._is_short(words[5] + client, words[7] + client)):
                 return int(found)
-            if found:
+            if words[0] == b"take" and found:
                 self._of_list(b"RPUSH", keys[3], [client])
             return self._read(*[words[kind] + client for kind in (5, 6, 7)])
         assert b"read" == words[0]
@@ -477,6 +478,10 @@ class ModelRedis:
         for kind in range(3):
             if words[kind] + client in self.values:
                 self._reply(b"RENAME", words[kind] + client, [words[kind + 3] + client])
+
+    def _is_short(self, record: bytes, released: bytes) -> bool:
+        fields, members = self.values.get(record), self.values.get(released, set())
+        return isinstance(fields, dict) and len(fields) <= SHORT and isinstance(members, set) and len(members) <= SHORT
 
     def _read(self, record: bytes, queue: bytes, released: bytes) -> Reply:
         wanted = [(b"HGETALL", record, []), (b"LINDEX", queue, [b"0"]), (b"LINDEX", queue, [b"-1"])]

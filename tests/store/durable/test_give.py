@@ -17,7 +17,7 @@ from broker.store.redis.address import RedisAddress
 from broker.store.redis.pipeline import CommandPipeline
 from tests.session.receiver import PLENTY, message
 from tests.store.durable.durable_worker import CLIENT, KEYS, DurableWorker, OneSession, answered, incarnation, store_of
-from tests.store.durable.model import ModelRedis
+from tests.store.durable.model import SHORT, ModelRedis
 
 pytestmark = pytest.mark.interpreted
 
@@ -200,6 +200,23 @@ def test_what_was_not_stored_when_redis_was_full_is_stored_when_it_comes_again(
     assert all(map(answered, published))
     came = [packet.payload for packet in last.client.take() if isinstance(packet, Publish)]
     assert [b"1", b"1", b"3", b"2"] == came
+
+
+@pytest.mark.parametrize("filters", [0, SHORT])
+def test_a_short_session_needs_not_be_read_by_its_new_worker(worker: DurableWorker, filters: int) -> None:
+    """A client that comes back to another worker would wait once more for Redis, or a long session would go twice."""
+    for number in range(filters):
+        worker.owner.record.subscribed(Subscription(worker.session, b"a/%d" % number, b""))
+    worker.settle()
+    new = DurableWorker(ModelRedis(worker.redis.server), 2, worker.now, expects=True)
+    given: list[bytes | None] = []
+    worker.owner.record.give(incarnation(2), given.append)
+    worker.until(lambda: len(given) > 0)
+    new.owner.take(b"", given[0] or b"", new.now)
+
+    assert new.owner.ready is (filters == 0)
+    new.until(lambda: new.owner.ready)
+    assert new.owner.found is not None
 
 
 @pytest.fixture

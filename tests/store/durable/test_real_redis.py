@@ -8,7 +8,9 @@ from broker.mqtt.packets import PUBREL, V311, Ack, Publish
 from broker.reasons import DropReason, StoreFailure
 from broker.session.message import NEVER, Message
 from broker.session.queue import MessageBudget
+from broker.session.subscription import Subscription
 from broker.store.durable.adoption import ADOPTED, SCANNED, AdoptedSession
+from broker.store.durable.queue_state import decode_state
 from broker.store.durable.removals import SESSIONS
 from broker.store.durable.shared_bodies import RECEIVERS, REDUCE
 from broker.store.durable.stored_session import FORM
@@ -282,6 +284,36 @@ def test_a_session_that_is_taken_twice_is_as_it_was(
     assert isinstance(replies[0], list)
     assert 1 == replies[0][3]
     assert replies[0] == replies[1]
+
+
+@pytest.mark.parametrize("filters", [9, 109])
+def test_a_session_is_given_as_it_will_be_read(
+    start_redis: StartRedis, every_server: RedisServer, loop: Loop, filters: int
+) -> None:
+    """What its new worker is told of it would differ from what is stored. It is told of short ones only."""
+    owner = Owner(loop, start_redis(every_server), 1)
+    owner.offer(b"stored")
+    for number in range(filters):
+        owner.session.record.subscribed(Subscription(owner.client.session, b"a/%d" % number, b""))
+    owner.settle()
+    replies: list[object] = []
+
+    def ask(command: bytes) -> None:
+        count = len(replies)
+        owner.commands.submit(CallbackCommand(command, 5.0, lambda reply, failure: replies.append(reply)), loop.now())
+        loop.until(lambda: len(replies) > count)
+
+    ask(packed("SET", KEYS.commit_number(incarnation(2)), 0))
+    given: list[bytes | None] = []
+    owner.session.record.give(incarnation(2), given.append)
+    loop.until(lambda: len(given) > 0)
+    theirs = KEYS.sessions(KEYS.slice_of(CLIENT), incarnation(2))
+    ask(packed("EVAL", SESSIONS, 0, "read", theirs.records, theirs.queues, theirs.released, CLIENT))
+
+    assert isinstance(replies[1], list)
+    (read,) = replies[1]
+    assert 1 == read[3]
+    assert (read if filters < 100 else None) == decode_state(given[0] or b"")[2]
 
 
 def test_what_has_ended_leaves_the_middle_of_a_list(
