@@ -93,10 +93,21 @@ def smaller(load: CatchUp) -> CatchUp:
     return load._replace(messages=load.messages // QUICK_SHARE)
 
 
-def once(bench: Bench, load: CatchUp, broker: BrokerProcess, prefix: str) -> dict[str, Any]:
-    """One run: what mqload says of it, and `live_p99_us`. *prefix*: of names that no other run has."""
-    command = [str(bench.mqload), "--port", str(broker.port), "--pids", str(broker.pid), "--maxsec", str(LONGEST_RUN)]
-    away = ["--pattern", "fanout", "--pubs", "1", "--subs", str(load.subscribers), "--count", str(load.messages)]
+def once(
+    bench: Bench,
+    load: CatchUp,
+    broker: BrokerProcess,
+    prefix: str,
+    pids: str = "",
+    pattern: Sequence[str] = ("fanout", "--pubs", "1"),
+) -> dict[str, Any]:
+    """One run: what mqload says of it, and `live_p99_us`. *prefix*: of names that no other run has.
+
+    *pids*: of the processes whose CPU counts, and that of their children; by default the broker alone.
+    """
+    command = [str(bench.mqload), "--port", str(broker.port), "--pids", pids or str(broker.pid)]
+    command += ["--maxsec", str(LONGEST_RUN)]
+    away = ["--pattern", *pattern, "--subs", str(load.subscribers), "--count", str(load.messages)]
     away += ["--qos", "1", "--window", "100", "--persistent", "--away", "--return", "0", "--prefix", prefix]
     with _tool([*command, *away]) as absent:
         _line(absent)
