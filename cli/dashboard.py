@@ -126,14 +126,21 @@ class _Nodes:
         return _sessions(self._nodes(), client)
 
     def queue(self, node: str, client: str) -> Any:
+        return self._counted(node, "queue", client=client, first=1)
+
+    def _counted(self, node: str, command: str, **arguments: object) -> Any:
+        """The answer to *command*, for which a node reads messages: few pages may have it do that at once."""
         from analytics.dashboard.client_nodes import NodeRefused
 
         if not self._counts.acquire(blocking=False):
             raise NodeRefused("Other pages have what waits counted just now: count again in a moment.")
         try:
-            return self._request(node, "queue", TIMEOUT, client=client, first=1)
+            return self._request(node, command, TIMEOUT, **arguments)
         finally:
             self._counts.release()
+
+    def log(self, node: str, client: str) -> Any:
+        return self._counted(node, "application", client=client)
 
     def purge(self, node: str, client: str) -> Any:
         return self._request(node, "queue_purge", LONG, client=client, filter="")

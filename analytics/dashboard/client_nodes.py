@@ -41,6 +41,13 @@ class ClientNodes(Protocol):
         """Return what waits for *client* by topic, as `weir queue show --json` prints it. NodeRefused."""
         ...
 
+    def log(self, node: str, client: str) -> Mapping[str, Any]:
+        """Return where *client*, an APPLICATION client, is in its log, as `weir applications show --json` prints it.
+
+        NodeRefused.
+        """
+        ...
+
     def purge(self, node: str, client: str) -> Mapping[str, Any]:
         """Remove what waits for *client*; return how many `messages` and `bytes`. NodeRefused."""
         ...

@@ -1,7 +1,8 @@
 # The session on the page of a client: what is kept for the client, and buttons to copy it or to end it.
 #
 # What a session has is asked for while the page is open. What waits is counted by topic when the page opens, after a
-# purge, and on request: a node reads up to 10 000 messages for that.
+# purge, and on request: a node reads up to 10 000 messages for that. With it comes the lag of an APPLICATION client,
+# whose log is asked for its oldest unread record.
 #
 # Buttons are made for operators only (access.py). What cannot be brought back is done at the second click, which says
 # how much will be gone.
@@ -22,6 +23,7 @@ EXPORT: Final = "/export"
 REASONS: Final = 6  # for which messages were dropped that are named
 TOPICS: Final = (("topic", "wide"), ("messages", "right"), ("bytes", "right"))
 FACTS: Final = ("state", "kept", "ends", "subscriptions", "waiting", "oldest", "in flight", "dropped")
+LOG_FACTS: Final = ("log", "lag", "oldest in the log")  # of APPLICATION clients
 ONLY_SHOWN: Final = (
     "`weir queue` and `weir sessions` export, purge and drop it; so does this page if the dashboard has an "
 )
@@ -92,12 +94,18 @@ class _Session:
         self.busy = False  # something is being done that will say how it ended
         self._act: Callable[[], Awaitable[str]] | None = None  # what is to be confirmed
         self._facts: dict[str, Any] = {}
+        self._has_log = False
+        self._of_log: list[Any] = []
         with box("div", "session") as self.element:
             self._heading = text("h3", f"Node {words.shown(node)}", "gone")
             with box("dl", "facts"):
                 for name in FACTS:
                     text("dt", name)
                     self._facts[name] = text("dd", "…")
+                for name in LOG_FACTS:
+                    named = text("dt", name, "gone")
+                    self._facts[name] = text("dd", "…", "gone")
+                    self._of_log += [named, self._facts[name]]
             self._topics = Table("What waits, by topic", TOPICS, "No message waits.", "waiting")
             self._counted = Sentence("fine")
             with box("div", "actions"):
@@ -122,6 +130,10 @@ class _Session:
         self._waiting = session["waiting"]
         for name, content in _facts_of(session).items():
             self._facts[name].text = content
+        if session["application"] and not self._has_log:
+            self._has_log = True
+            for one in self._of_log:
+                set_classes(one, "")
 
     async def look_once(self) -> None:
         """Count what waits by topic, unless that was done."""
@@ -139,7 +151,19 @@ class _Session:
             self._show_count((), "unknown", _plain(str(error)))
         else:
             self._show_count([_topic(one) for one in queue["topics"]], _oldest(queue), _counted(queue))
+        if self._has_log:
+            try:
+                log = await asyncio.to_thread(self._nodes.log, self._node, self._client)
+            except NodeRefused as error:
+                self._show_log(_plain(str(error)), "unknown", "unknown")
+            else:
+                self._show_log(*_log(log))
         return ""
+
+    def _show_log(self, *facts: str) -> None:
+        if not self.element.is_deleted:
+            for name, fact in zip(LOG_FACTS, facts, strict=True):
+                self._facts[name].text = fact
 
     def _show_count(self, topics: Sequence[Row], oldest: str, sentence: str) -> None:
         if not self.element.is_deleted:  # somebody may have left the page
@@ -230,10 +254,25 @@ def _dropped(drops: Mapping[str, int]) -> str:
     return ", ".join([*named, *(["others"] if len(most) > REASONS else [])]) or "none"
 
 
+def _log(log: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The facts of LOG_FACTS."""
+    trouble, lag = log["trouble"], log["lag"]
+    where = log["topic"] or "none yet"
+    behind = "unknown" if lag is None else f"{_number(lag, 'record')} not passed on, of up to 200 messages each"
+    oldest = log.get("oldest")
+    came = _came(oldest) if oldest is not None else "unknown" if lag is None or lag else "all is passed on"
+    return words.shown(f"{where}: {trouble}" if trouble else where), behind, came
+
+
 def _oldest(queue: Mapping[str, Any]) -> str:
     if queue["oldest"] is None:
         return "unknown" if queue["waiting"] else "none waits"
-    return time.strftime("came %Y-%m-%d %H:%M:%S UTC", time.gmtime(time.time() - queue["oldest"]))
+    return _came(queue["oldest"])
+
+
+def _came(age: float) -> str:
+    """When it came, *age* seconds ago."""
+    return time.strftime("came %Y-%m-%d %H:%M:%S UTC", time.gmtime(time.time() - age))
 
 
 def _topic(one: Mapping[str, Any]) -> Row:

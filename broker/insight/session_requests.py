@@ -113,6 +113,7 @@ class SessionRequests:
             "expiry": session.expiry,
             "expires_in": max(0.0, round(left, 1)) if connection is None else None,
             "durable": session.storage is not None,
+            "application": session.storage is not None and session.storage.application,
             "subscriptions": len(session.subscriptions),
             "waiting": session.waiting(),
             "waiting_bytes": waiting_bytes(session),

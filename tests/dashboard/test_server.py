@@ -66,6 +66,9 @@ def test_a_page_that_waits_for_a_node_ends_when_it_is_cancelled(outside_of_pages
         def queue(self, node: str, client: str) -> dict[str, Any]:
             raise NotImplementedError
 
+        def log(self, node: str, client: str) -> dict[str, Any]:
+            raise NotImplementedError
+
         def purge(self, node: str, client: str) -> dict[str, Any]:
             raise NotImplementedError
 
@@ -101,6 +104,9 @@ class Refusing:
 
     def queue(self, node: str, client: str) -> dict[str, Any]:
         raise NodeRefused("The session has moved `away`.")
+
+    def log(self, node: str, client: str) -> dict[str, Any]:
+        raise NodeRefused("The log has `gone`.")
 
     def purge(self, node: str, client: str) -> dict[str, Any]:
         raise NodeRefused("The session has `ended`.")

@@ -33,7 +33,9 @@ WAITING: Final = 3  # messages on the topic "t", and one on a hostile one
 
 @pytest.fixture(scope="module")
 def weir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    running = Node(tmp_path_factory.mktemp("node"), store__durability="process")
+    running = Node(
+        tmp_path_factory.mktemp("node"), store__durability="process", application__clients='[{client = "service *"}]'
+    )
     yield running
     running.end()
 
@@ -94,6 +96,20 @@ def test_a_viewer_sees_the_session_and_what_waits_by_topic(weir: Node, url: str,
     assert 0 == page.locator("a.button").count() + page.locator("main img").count()
     assert "To export or purge what waits, or to drop the session, sign in." in page.inner_text("main")
     assert 403 == exported(url, name)[0]
+
+
+def test_the_lag_of_a_service_is_seen(weir: Node, url: str, look: Look, keep: Keep) -> None:
+    """A lag would be seen when the log has dropped what was not read."""
+    name = f"service {HOSTILE_TOPIC}"
+    page = look(url + away(weir, name))
+    until(lambda: "passed on" in shown(page), "the lag is not shown")
+    keep(page, "session-service")
+
+    assert "4 records not passed on" in shown(page)
+    assert 1 == shown(page).count("oldest in the log")
+    page = look(url + away(weir, "no service"))
+    counted(page)
+    assert "oldest in the log" not in shown(page)
 
 
 def exported(url: str, name: str, cookie: str = "") -> tuple[int, list[str]]:
