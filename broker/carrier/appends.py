@@ -6,11 +6,15 @@
 # larger records, and a thousand messages a millisecond are one request a partition. The price is the time of one
 # request, in which a pack waits for the record before it.
 #
+# Records of many partitions leave together, with *pace* seconds between two such times at least: each request costs
+# Kafka and its client a millisecond of CPU, whatever is in it. A pack that comes alone does not wait.
+#
 # The limit in bytes is for all partitions together, and counts what Python and the clients need beside the packs:
 # Kafka's producer has no limit of its own. A partition may have as much as is free behind it, so one that is stuck
 # takes half, and two take two thirds: those that go on always find room.
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 from broker.carrier.log import LogStatistics
@@ -52,6 +56,7 @@ class Appends:
         statistics: LogStatistics,
         most_bytes: int = MOST_BYTES,
         record_bytes: int = RECORD_BYTES,
+        pace: float = 0.0,
     ) -> None:
         """*send* sends a record, upon which `stored()` is called, later, or `failed()`, perhaps at once.
 
@@ -62,10 +67,12 @@ class Appends:
         self._statistics = statistics
         self._most_bytes = most_bytes
         self._record_bytes = record_bytes
+        self._pace = pace
+        self._not_before = -inf  # when records may be sent
         self._queues: dict[Partition, _Queue] = {}
-        self._dirty: list[_Queue] = []  # without a record, since packs were appended
+        self._dirty: list[_Queue] = []  # that have packs, and no record
         self._failing: dict[Partition, _Queue] = {}  # whose record waits to be sent again
-        self._due = float("inf")  # when the first of them is
+        self._due = inf  # when the first of them is
         self._number = 0
 
     def append(self, partition: Partition, pack: Pack, done: Done) -> bool:
@@ -87,13 +94,21 @@ class Appends:
         self._count(queue, size)
         return True
 
-    def flush(self) -> None:
-        """Send a record of each partition that has packs and none under way."""
+    def flush(self) -> float:
+        """Send a record of each partition that has packs and none under way, if it is time; return when it will be."""
+        if not self._dirty:
+            return inf
+        if self._pace:
+            now = self._clock()
+            if now < self._not_before:
+                return self._not_before
+            self._not_before = now + self._pace
         while self._dirty:
             dirty, self._dirty = self._dirty, []
             for queue in dirty:
                 if queue.waiting and not queue.record:
                     self._send_next(queue)
+        return inf
 
     def stored(self, partition: Partition, number: int, offset: int) -> None:
         """The record of *partition* is stored at *offset*."""
@@ -140,7 +155,7 @@ class Appends:
         """Send again what is due; return when the next record will be."""
         if now < self._due:
             return self._due
-        self._due = float("inf")
+        self._due = inf
         for queue in [*self._failing.values()]:
             if queue.again and queue.again <= now:
                 queue.again = 0.0
@@ -183,7 +198,7 @@ class Appends:
             del self._queues[queue.partition]
             self._count(queue, -QUEUE_BYTES)
         elif not queue.record:  # a callable that was called may have had it sent
-            self._send_next(queue)
+            self._dirty.append(queue)
 
     def _count(self, queue: _Queue, size: int) -> None:
         queue.bytes += size

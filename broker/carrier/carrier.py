@@ -58,7 +58,7 @@ class Carrier:
         else:
             commands, waits = self._connections
             self.log = RedisLog(commands, waits, config.redis.prefix, f"{assignment.incarnation:016x}", clock)
-        self.turns = Turns(self.log, self._connections, lines)
+        self.turns = Turns(self.log, self._connections, lines, self.reactor.soon)
         self.collector = Collector()
         self.loop = Loop(self.reactor, self.turns, self.collector, OutboundBudget(ANY), stall_timeout=NO_STALLS)
 

@@ -6,10 +6,12 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
@@ -22,6 +24,7 @@ from broker.reasons import LogFailure
 from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
 
 WARM: Final = 10.0  # seconds until the producer has to know a new topic
+TOGETHER: Final = 100  # topics that are made at once
 CLOSE: Final = 1.0  # seconds for what the producer still has
 ALL_CONFIGS: Final = "all"
 # Kafka deletes whole segments. Its own are 1 GiB, or a week: a topic would take twice of what it is to keep.
@@ -41,13 +44,21 @@ class KafkaSurvey:
     in_sync: int  # of them, that have a record when it is acknowledged
 
 
+class Creation(NamedTuple):
+    """A topic that is to be made, and who is told."""
+
+    topic: str
+    wanted: TopicProperties
+    then: Callable[[LogError | None], None]
+
+
 class KafkaAdmin:
     """The thread, and what it does. *options*: of all clients of kafka-python."""
 
     def __init__(self, options: Mapping[str, Any], inbox: Inbox) -> None:
         self._options = options
         self._inbox = inbox
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[], None] | Creation | None] = queue.SimpleQueue()
         self._admin: Any = None
         self._producer: Any = None
         self._thread = threading.Thread(target=self._work, name="kafka-admin", daemon=True)
@@ -69,6 +80,14 @@ class KafkaAdmin:
 
         self._tasks.put(task)
 
+    def create(self, topic: str, wanted: TopicProperties, then: Callable[[LogError | None], None]) -> None:
+        """Make *topic* unless it is there, and have the producer know it.
+
+        Topics that are asked for one after the other are made together: for each by itself the producer would ask
+        Kafka once more, and a thousand services that connect at once would wait for minutes.
+        """
+        self._tasks.put(Creation(topic, wanted, then))
+
     def stop(self) -> None:
         """End when what is under way has ended."""
         self._tasks.put(None)
@@ -79,8 +98,20 @@ class KafkaAdmin:
     # In the thread.
 
     def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            task()
+        waiting: deque[Callable[[], None] | Creation | None] = deque([self._tasks.get()])
+        while (task := waiting.popleft()) is not None:
+            while len(waiting) < TOGETHER and not self._tasks.empty():
+                waiting.append(self._tasks.get())
+            if isinstance(task, Creation):
+                creations = {task.topic: task}
+                while waiting and isinstance(also := waiting[0], Creation) and also.topic not in creations:
+                    creations[also.topic] = also
+                    waiting.popleft()
+                self._create_all(creations)
+            else:
+                task()
+            if not waiting:
+                waiting.append(self._tasks.get())
         if self._admin is not None:
             self._admin.close()
         if self._producer is not None:
@@ -101,25 +132,48 @@ class KafkaAdmin:
             self._admin = made(KafkaAdminClient, CLIENT, self._options)
         return self._admin
 
-    def create(self, topic: str, wanted: TopicProperties) -> None:
-        """Make *topic* unless it is there, and have the producer know it. LogError."""
-        admin = self._connected()
-        kind, words = self._ask_for(topic, wanted, False)
-        if kind is TopicAlreadyExistsError:
-            found = self.describe(topic)
-            if found is not None and found.properties.partitions != wanted.partitions:
-                detail = f"{topic} has partitions: {found.properties.partitions}, and not {wanted.partitions}"
-                raise LogError(LogFailure.OTHER_TOPIC, detail)
-        elif kind is not NoError:
-            raise error_of(kind(f"{topic}: {words}"))
-        admin.wait_for_topics([topic], REQUEST)
-        self._warm(topic)
+    def _create_all(self, creations: Mapping[str, Creation]) -> None:
+        topics = {topic: creation.wanted for topic, creation in creations.items()}
+        failures: dict[str, LogError] = {}
+        try:
+            self._create(topics, failures)
+        except Exception as exception:
+            error = exception if isinstance(exception, LogError) else error_of(exception)
+            failures = {**dict.fromkeys(topics, error), **failures}
+        for topic, creation in creations.items():
+            self._inbox.put(partial(creation.then, failures.get(topic)))
+
+    def _create(self, topics: Mapping[str, TopicProperties], failures: dict[str, LogError]) -> None:
+        """Make *topics*; what fails for one of them is put into *failures*, and an exception is for all others."""
+        made: list[str] = []
+        for answer in self._answers_for(topics, False):
+            topic, kind = answer["name"], for_code(answer["error_code"])
+            try:
+                if kind is TopicAlreadyExistsError:
+                    self._compare(topic, topics[topic])
+                elif kind is not NoError:
+                    raise error_of(kind(f"{topic}: {answer['error_message']}"))
+            except LogError as error:
+                failures[topic] = error
+            else:
+                made.append(topic)
+        if made:
+            self._connected().wait_for_topics(made, REQUEST)
+            self._warm(made)
+
+    def _compare(self, topic: str, wanted: TopicProperties) -> None:
+        """LogError: *topic*, which exists, is another one."""
+        found = self.describe(topic)
+        if found is not None and found.properties.partitions != wanted.partitions:
+            detail = f"{topic} has partitions: {found.properties.partitions}, and not {wanted.partitions}"
+            raise LogError(LogFailure.OTHER_TOPIC, detail)
 
     def try_out(self, topic: str, wanted: TopicProperties) -> None:
         """Find out whether Kafka would make *topic*. LogError: it would not."""
-        kind, words = self._ask_for(topic, wanted, True)
+        answer = self._answer_for(topic, wanted)
+        kind = for_code(answer["error_code"])
         if kind not in (NoError, TopicAlreadyExistsError):
-            raise error_of(kind(f"{topic}: {words}"))
+            raise error_of(kind(f"{topic}: {answer['error_message']}"))
 
     def survey(self, topic: str, wanted: TopicProperties) -> KafkaSurvey:
         """What Kafka gives to logs such as *topic*, which may exist. LogError: it would not make it."""
@@ -127,7 +181,7 @@ class KafkaAdmin:
         admin = self._connected()
         metadata = admin.describe_cluster()
         unknown = f"{topic}.{uuid.uuid4().hex}"
-        answer = self._answer_for(unknown, wanted, True)
+        answer = self._answer_for(unknown, wanted)
         in_sync = answer["configs"]["min.insync.replicas"]
         return KafkaSurvey(
             partitions=sum(len(one["partitions"]) for one in admin.describe_topics()),
@@ -136,35 +190,30 @@ class KafkaAdmin:
             in_sync=int(in_sync["value"] if isinstance(in_sync, dict) else in_sync),
         )
 
-    def _ask_for(self, topic: str, wanted: TopicProperties, only_validate: bool) -> tuple[Any, str]:
-        """Ask Kafka to make *topic*; the class of its error, or NoError, and the words of its message."""
-        answer = self._answer_for(topic, wanted, only_validate)
-        return for_code(answer["error_code"]), str(answer["error_message"])
+    def _answer_for(self, topic: str, wanted: TopicProperties) -> Any:
+        """What Kafka answers when it is asked whether it would make *topic*."""
+        return self._answers_for({topic: wanted}, True)[0]
 
-    def _answer_for(self, topic: str, wanted: TopicProperties, only_validate: bool) -> Any:
-        configs = {
-            "cleanup.policy": "delete",
-            "retention.ms": str(1000 * wanted.retention),
-            "retention.bytes": str(wanted.retention_bytes),
-            "segment.bytes": str(min(max(wanted.retention_bytes // SEGMENTS, LEAST_SEGMENT), MOST_SEGMENT)),
-            "segment.ms": str(max(1000 * wanted.retention // SEGMENTS, LEAST_SEGMENT_TIME)),
-        }
-        described = {"num_partitions": wanted.partitions, "replication_factor": wanted.replication, "configs": configs}
+    def _answers_for(self, topics: Mapping[str, TopicProperties], only_validate: bool) -> Any:
+        """Ask Kafka to make *topics*; its answer for each."""
+        described = {topic: _described(wanted) for topic, wanted in topics.items()}
         return self._connected().create_topics(
-            {topic: described}, timeout_ms=REQUEST, validate_only=only_validate, raise_errors=False
-        )["topics"][0]
+            described, timeout_ms=REQUEST, validate_only=only_validate, raise_errors=False
+        )["topics"]
 
-    def _warm(self, topic: str) -> None:
+    def _warm(self, topics: Sequence[str]) -> None:
+        """Wait until the producer knows *topics*: all of them are in its next question to Kafka.
+
+        `partitions_for()` waits for nothing, as PRODUCER says, and does not ask again for a topic that is not in the
+        answer to a question that was under way.
+        """
         producer = self.connect()
-        deadline = time.monotonic() + WARM
-        while True:
-            try:
+        for topic in topics:
+            with suppress(KafkaTimeoutError):
                 producer.partitions_for(topic)
-                return
-            except KafkaTimeoutError:  # it has asked for it
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.005)
+        deadline = time.monotonic() + WARM
+        for topic in topics:
+            producer._wait_on_metadata(topic, 1000 * max(0.001, deadline - time.monotonic()))
 
     def delete(self, topic: str) -> None:
         answer = self._connected().delete_topics([topic], timeout_ms=REQUEST, raise_errors=False)["topics"][0]
@@ -207,3 +256,14 @@ class KafkaAdmin:
             first=[first[one].offset for one in partitions],
             next=[following[one].offset for one in partitions],
         )
+
+
+def _described(wanted: TopicProperties) -> dict[str, Any]:
+    configs = {
+        "cleanup.policy": "delete",
+        "retention.ms": str(1000 * wanted.retention),
+        "retention.bytes": str(wanted.retention_bytes),
+        "segment.bytes": str(min(max(wanted.retention_bytes // SEGMENTS, LEAST_SEGMENT), MOST_SEGMENT)),
+        "segment.ms": str(max(1000 * wanted.retention // SEGMENTS, LEAST_SEGMENT_TIME)),
+    }
+    return {"num_partitions": wanted.partitions, "replication_factor": wanted.replication, "configs": configs}

@@ -18,7 +18,8 @@ from broker.store.logs.topics import LogError, Partition
 AHEAD: Final = 16 * 1024 * 1024  # bytes that readers have not taken
 # Kafka looks at all partitions of a session for each fetch, which costs it 15 us a partition, even if one has a record.
 PACE: Final = 50e-6  # seconds between two fetches, for each partition in them
-LEAST_PAUSE: Final = 0.001  # seconds
+LEAST_PACE: Final = 0.003  # seconds: a fetch costs Kafka and its client a millisecond of CPU, however much it brings
+LEAST_PAUSE: Final = 0.0005  # seconds
 REFUSED: Final = 0.05  # seconds until the next fetch when the broker has not understood one
 
 
@@ -79,6 +80,7 @@ class Lane:
         self._manager = client._manager
         self._session = FetchSession(wait)
         self._not_before = 0.0
+        self._pausing = False
 
     def add(self, source: Source) -> None:
         source.lane = self
@@ -110,10 +112,12 @@ class Lane:
             return
         now = time.monotonic()
         if self._not_before - now > LEAST_PAUSE:
-            reader.later(self._not_before - now, self.pump)
+            if not self._pausing:
+                self._pausing = True
+                reader.later(self._not_before - now, self._go_on)
             return
         self.under_way = True
-        self._not_before = now + PACE * len(self.sources)
+        self._not_before = now + max(LEAST_PACE, PACE * len(self.sources))
         try:
             future = self._manager.send(self._session.request(), node_id=self.node)
         except errors.KafkaError as error:
@@ -121,6 +125,10 @@ class Lane:
         else:
             future.add_callback(partial(reader.guarded, self._answered))
             future.add_errback(partial(reader.guarded, self._failed))
+
+    def _go_on(self) -> None:
+        self._pausing = False
+        self.pump()
 
     def _put(self, source: Source) -> None:
         entry = self._reader.entry_of(source)

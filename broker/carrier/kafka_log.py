@@ -24,6 +24,7 @@ from broker.reasons import LogFailure
 from broker.store.logs.records import Pack, Position
 from broker.store.logs.topics import LogError, Partition, TopicDescription, TopicProperties
 
+PACE: Final = 0.005  # seconds between two requests to append, which may have records of all partitions
 CONNECT_AGAIN: Final = 1.0  # seconds between two attempts
 AWAY: Final = (  # failures of all topics alike
     LogFailure.UNREACHABLE,
@@ -50,7 +51,7 @@ class KafkaLog:
         """
         self._clock = clock
         self._statistics = LogStatistics()
-        self._appends = Appends(self._send, clock, self._statistics, most_bytes)
+        self._appends = Appends(self._send, clock, self._statistics, most_bytes, pace=PACE)
         self._options = options
         self._inbox = Inbox(deliver)
         self._admin = KafkaAdmin(options, self._inbox)
@@ -119,8 +120,8 @@ class KafkaLog:
     def append(self, partition: Partition, pack: Pack, done: Done) -> bool:
         return self._appends.append(partition, pack, done)
 
-    def flush(self) -> None:
-        self._appends.flush()
+    def flush(self) -> float:
+        return self._appends.flush()
 
     def _send(self, partition: Partition, record: bytes, number: int) -> None:
         if self._producer is None:
@@ -164,14 +165,14 @@ class KafkaLog:
     # Topics.
 
     def create(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
-        def made(result: object, error: LogError | None) -> None:
+        def made(error: LogError | None) -> None:
             self._note(error)
             if error is None:
                 self._made[topic] = properties
                 self._looked.pop(topic, None)
             then(error)
 
-        self._admin.run(partial(self._admin.create, topic, properties), made)
+        self._admin.create(topic, properties, made)
 
     def try_out(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
         self._admin.run(partial(self._admin.try_out, topic, properties), lambda result, error: then(error))

@@ -167,8 +167,9 @@ class Log(Protocol):
         """
         ...
 
-    def flush(self) -> None:
-        """Send what has been appended since the last call: packs of one turn share a record."""
+    def flush(self) -> float:
+        """Send what has been appended since the last call: packs of one turn share a record. When it is to be called
+        again, as it was too early to send; infinity: nothing waits for that."""
         ...
 
     def read(self, partition: Partition, position: Position, reader: Reader) -> Reading:

@@ -146,8 +146,8 @@ class RedisLog:
     def append(self, partition: Partition, pack: Pack, done: Done) -> bool:
         return self._appends.append(partition, pack, done)
 
-    def flush(self) -> None:
-        self._appends.flush()
+    def flush(self) -> float:
+        return self._appends.flush()
 
     def _send(self, partition: Partition, record: bytes, number: int) -> None:
         if self._commands.state != READY:  # in place of a time-out later

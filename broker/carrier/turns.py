@@ -2,7 +2,7 @@
 #
 # A turn takes the frames of workers and the replies of Redis, and after them sends: packs of one turn share records,
 # and what was stored in one turn is confirmed in one frame.
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from math import inf
 from typing import Final, Protocol
@@ -56,12 +56,14 @@ class FailingPartitions:
 class Turns(Service):
     """It has no clients."""
 
-    def __init__(self, log: Log, connections: Sequence[Ticks], lines: Lines) -> None:
-        """*connections*: those of the log, to Redis."""
+    def __init__(self, log: Log, connections: Sequence[Ticks], lines: Lines, soon: Callable[[float], None]) -> None:
+        """*connections*: those of the log, to Redis. *soon* has `tick()` called at a time."""
         self.workers: list[WorkerLanes] = []
         self.full = FullLog()
         self._log = log
         self._connections = connections
+        self._soon = soon
+        self._flush = inf  # when the log wants to be flushed
         self._tick = 0.0  # when the log has its next tick at the latest
         self._status = 0.0  # when workers are told the status of the log
         self._failing = 0  # partitions, when they were last told
@@ -82,7 +84,9 @@ class Turns(Service):
     # A Service.
 
     def work(self, until: float) -> bool:
-        self._log.flush()
+        self._flush = self._log.flush()
+        if self._flush < inf:
+            self._soon(self._flush)
         for worker in self.workers:
             worker.flush()
         if self.full.someone_waits():
@@ -99,7 +103,7 @@ class Turns(Service):
             if now >= self._look:
                 self._look = now + LOOK
                 self._failures.look(self._log.statistics().failing)
-        return min(due, self._tick)
+        return min(due, self._tick, self._flush)
 
     def lost(self, stream: Stream, reason: CloseReason, now: float) -> None:
         pass

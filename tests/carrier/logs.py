@@ -179,8 +179,7 @@ class KafkaStage(Stage):
         self.log.start()
 
     def turn(self) -> None:
-        self.log.flush()
-        due = self.log.tick(time.monotonic())
+        due = min(self.log.flush(), self.log.tick(time.monotonic()))
         try:
             self._calls.get(timeout=max(0.0, min(0.05, due - time.monotonic())))()
         except queue.Empty:

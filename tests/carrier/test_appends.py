@@ -1,6 +1,7 @@
 # What waits to be appended: order, records, failures and limits, with a log that only notes what it is sent.
 import tracemalloc
 from collections.abc import Callable
+from math import inf
 
 import pytest
 
@@ -18,13 +19,13 @@ LARGE = LogError(LogFailure.TOO_LARGE, "")
 class Sent:
     """Appends with a log, and what it has sent and told."""
 
-    def __init__(self, most_bytes: int = 10_000, record_bytes: int = 1_000) -> None:
+    def __init__(self, most_bytes: int = 10_000, record_bytes: int = 1_000, pace: float = 0.0) -> None:
         self.now = 100.0
         self.records: list[tuple[Partition, list[int]]] = []  # the sequences in each
         self.numbers: dict[Partition, int] = {}  # of the last attempt
         self.told: list[tuple[int, int, LogError | None]] = []  # sequence, offset, error
         self.statistics = LogStatistics()
-        self.appends = Appends(self._send, lambda: self.now, self.statistics, most_bytes, record_bytes)
+        self.appends = Appends(self._send, lambda: self.now, self.statistics, most_bytes, record_bytes, pace)
 
     def _send(self, partition: Partition, record: bytes, number: int) -> None:
         self.numbers[partition] = number
@@ -32,9 +33,11 @@ class Sent:
 
     def stored(self, partition: Partition, offset: int) -> None:
         self.appends.stored(partition, self.numbers[partition], offset)
+        self.appends.flush()
 
     def failed(self, partition: Partition, error: LogError) -> None:
         self.appends.failed(partition, self.numbers[partition], error)
+        self.appends.flush()
 
     def append(self, partition: Partition, *sequences: int, size: int = 10) -> list[bool]:
         return [self.appends.append(partition, Pack(7, one, bytes(size)), self.tells(one)) for one in sequences]
@@ -59,6 +62,25 @@ def test_one_record_of_a_partition_is_under_way() -> None:
     assert [(ONE, [1, 2]), (TWO, [1])] == meanwhile
     assert (ONE, [3, 4]) == sent.records[-1]
     assert [(1, 50, None), (2, 50, None)] == sent.told
+
+
+def test_records_of_many_partitions_leave_together() -> None:
+    """Each would be a request of its own, a millisecond of CPU; or a pack that comes alone wait for nothing."""
+    sent = Sent(pace=0.002)
+    sent.append(ONE, 1)
+    due = [sent.appends.flush()]
+    sent.now += 0.001
+    sent.append(TWO, 1)
+    due.append(sent.appends.flush())
+    sent.append(ONE, 2)
+    sent.stored(ONE, 50)
+    meanwhile = [*sent.records]
+    sent.now += 0.001
+    due.append(sent.appends.flush())
+
+    assert [inf, 100.002, inf] == pytest.approx(due)
+    assert [(ONE, [1])] == meanwhile
+    assert [(ONE, [1]), (TWO, [1]), (ONE, [2])] == sent.records
 
 
 def test_a_record_that_failed_is_sent_again_as_it_was() -> None:

@@ -44,6 +44,22 @@ def test_a_pack_that_kafka_does_not_take_is_refused_alone(kafka_stage: KafkaStag
     assert [1, 3] == [pack.sequence for pack in pages.packs]
 
 
+def test_a_topic_that_was_deleted_is_made_again(kafka_stage: KafkaStage) -> None:
+    """Topics are made together: it would be made before it is deleted, and be gone."""
+    first, again = topic_name(), topic_name()
+    told: list[LogError | None] = []
+    for topic, partitions in ((again, 1), (first, 1), ("", 0), (again, 2), (again, 2)):
+        if topic:
+            kafka_stage.log.create(topic, TopicProperties(partitions=partitions), told.append)
+        else:
+            kafka_stage.log.delete(again, told.append)
+    kafka_stage.until(lambda: len(told) == 5)
+    found = kafka_stage.describe(again)
+
+    assert [None] * 5 == told
+    assert found is not None and 2 == found.properties.partitions
+
+
 @pytest.mark.nightly
 def test_a_topic_that_is_compacted_is_refused(kafka_stage: KafkaStage) -> None:
     """Kafka would delete all messages but the last one."""

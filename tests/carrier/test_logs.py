@@ -156,6 +156,26 @@ def test_a_topic_is_made_once_and_described(stage: Stage) -> None:
     assert ([0, 0, 0], [0, 1, 0]) == (found.first, found.next)
 
 
+def test_a_topic_that_cannot_be_made_does_not_hinder_others(stage: Stage) -> None:
+    """A thousand services that connect at once would get no log, as there is one with another number of partitions."""
+    other = stage.topic().topic
+    first, last = topic_name(), topic_name()
+    told: list[tuple[str, LogFailure | None]] = []
+
+    def create(topic: str, partitions: int = 1) -> None:
+        def then(error: LogError | None) -> None:
+            told.append((topic, None if error is None else error.failure))
+
+        stage.log.create(topic, TopicProperties(partitions=partitions), then)
+
+    create(first)
+    create(other, partitions=2)
+    create(last)
+    stage.until(lambda: len(told) == 3)
+
+    assert [(first, None), (other, LogFailure.OTHER_TOPIC), (last, None)] == told
+
+
 def test_what_is_appended_to_a_missing_topic_waits_for_it(stage: Stage) -> None:
     """Messages would be lost, or nobody be told what is missing, or that it is there again."""
     partition = stage.topic()._replace(topic=topic_name())

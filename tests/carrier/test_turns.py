@@ -1,10 +1,16 @@
 # The turns of the carrier: when the log is flushed and ticked, and when workers are told its status.
+from math import inf
+
 from broker.carrier.appends import MOST_BYTES
 from broker.carrier.turns import LOGGED, STATUS, TICK, FailingPartitions, Turns
 from broker.store.logs import frames
 from broker.store.logs.topics import Partition
 from tests.carrier.test_worker_lanes import PaperLog, Worker
 from tests.store.loop import Lines
+
+
+def never(when: float) -> None:
+    raise AssertionError("nothing is due soon")
 
 
 class Connection:
@@ -31,7 +37,7 @@ def test_a_turn_sends_what_was_appended_and_confirms_what_was_stored() -> None:
     """Packs would wait for the next tick: milliseconds for each publish."""
     log = PaperLog()
     worker = Worker(log)
-    turns = Turns(log, [], Lines())
+    turns = Turns(log, [], Lines(), never)
     turns.join(worker.lanes)
     worker.append(1)
     log.done[0](5, None)
@@ -42,10 +48,25 @@ def test_a_turn_sends_what_was_appended_and_confirms_what_was_stored() -> None:
     assert [frames.STORED] == [kind for kind, _ in worker.control.frames()]
 
 
+def test_what_may_not_be_sent_yet_is_sent_when_it_is_time() -> None:
+    """Packs that came too early would wait for the next tick, 50 ms later."""
+    log = PaperLog()
+    asked: list[float] = []
+    turns = Turns(log, [], Lines(), asked.append)
+    log.flush_again = 10.002
+    turns.work(0.0)
+    assert [10.002] == asked
+    assert 10.002 == turns.tick(10.0)
+    log.flush_again = inf
+    turns.work(0.0)
+
+    assert 10.0 + TICK == turns.tick(10.002)
+
+
 def test_the_log_has_its_ticks() -> None:
     """What failed would never be sent again; or a thousand readings be looked at in each turn."""
     log, connection = PaperLog(), Connection()
-    turns = Turns(log, [connection], Lines())
+    turns = Turns(log, [connection], Lines(), never)
     assert 10.0 + TICK == turns.tick(10.0)
     connection.due = 10.01
     assert 10.01 == turns.tick(10.0 + TICK / 2)
@@ -59,7 +80,7 @@ def test_workers_are_told_each_second_and_at_once_when_something_fails() -> None
     """`weir why` would name what failed an hour ago, or nothing."""
     log = PaperLog()
     worker, gone = Worker(log), Worker(log)
-    turns = Turns(log, [], Lines())
+    turns = Turns(log, [], Lines(), never)
     for one in (worker, gone):
         turns.join(one.lanes)
     gone.lanes.close()
@@ -86,7 +107,7 @@ def test_workers_are_told_each_second_and_at_once_when_something_fails() -> None
 def test_a_turn_lets_workers_go_on_when_the_log_has_room() -> None:
     """Workers whose packs had to wait would wait for ever."""
     log = PaperLog()
-    turns = Turns(log, [], Lines())
+    turns = Turns(log, [], Lines(), never)
     worker = Worker(log, full=turns.full)
     turns.join(worker.lanes)
     log.full = True
@@ -129,7 +150,7 @@ def test_partitions_that_fail_are_logged_once_per_change() -> None:
 def test_turns_look_for_what_is_to_be_logged_each_second() -> None:
     """It would be logged at some later time, or each of a thousand topics at each turn."""
     log, lines = PaperLog(), Lines()
-    turns = Turns(log, [], lines)
+    turns = Turns(log, [], lines, never)
     log.statistics().failing[Partition("t")] = "it has no leader"
     turns.tick(10.0)
     log.statistics().failing.clear()

@@ -1,5 +1,6 @@
 # The lanes of a worker at the carrier, with a log that does what the test says.
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ class PaperLog:
         self.asked: list[tuple[Any, ...]] = []
         self.readings: list[Reading] = []
         self.flushes = 0
+        self.flush_again = inf  # when it wants the next one
         self.ticks: list[float] = []
         self._statistics = LogStatistics()
 
@@ -39,8 +41,9 @@ class PaperLog:
         self.done.append(done)
         return True
 
-    def flush(self) -> None:
+    def flush(self) -> float:
         self.flushes += 1
+        return self.flush_again
 
     def read(self, partition: Partition, position: Position, reader: Reader) -> Reading:
         reading = Reading(partition, position, reader, self._statistics, lambda reading: None)

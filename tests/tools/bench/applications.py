@@ -119,7 +119,7 @@ def _measure(bench: Bench, node: Node, runs: int, quick: bool, rows: list[list[A
     for run in range(-1, runs):
         count = RATE // 4 if quick or run < 0 else 10 * RATE
         command = [str(bench.mqload), *LIVE, "--pubs", "10", "--rate", str(RATE), "--count", str(count)]
-        delays.append(run_tool([*command, "--prefix", f"live{run}", "--port", str(node.broker.port), "--pids", pids]))
+        delays.append(run_tool([*command, "--prefix", "live", "--port", str(node.broker.port), "--pids", pids]))
     results["delay"] = delays[1:]
     for name, key, most in zip(("p50", "p99"), ("p50_us", "p99_us"), DELAY_MS, strict=True):
         delay = statistics.median(each[key] for each in delays[1:]) / 1e3
