@@ -313,6 +313,7 @@ class LogFailure(Enum):
     APPENDING_FAILS = ("appending_fails", "nothing can be appended to parts of the log")
     UNREACHABLE = ("unreachable", "the log cannot be reached")
     TIMEOUT = ("timeout", "the log did not answer in time")
+    BACKLOG_FULL = ("backlog_full", "too much waits for the log already")
     CLIENT_REFUSED = ("client_refused", "the options of the Kafka client are wrong")
     AUTHENTICATION_FAILED = ("authentication_failed", "Kafka does not accept Weir's credentials")
     FORBIDDEN = ("forbidden", "the access rules of the log forbid what Weir needs: allow it")

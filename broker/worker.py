@@ -109,7 +109,7 @@ class Worker:
         self.routes = make_routes(base, files.acl, links.announcements, self.queue_budget, budget.routes, workers)
         self.retained = Retained(config.retained.messages, budget.retained, limits.retained_per_client)
         self.interval_metrics = IntervalMetrics(
-            base.counters, self.reactor.latencies, links.record_log, base.log, worker=worker, now=clock()
+            base.counters, self.reactor.latencies, links.record_logs, base.log, worker=worker, now=clock()
         )
 
         # Overload protection.

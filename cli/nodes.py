@@ -172,6 +172,8 @@ def carrier_lines(carrier: dict[str, Any]) -> list[str]:
         f"            nothing can be appended to {topic}/{number}: {escape(why)}"
         for topic, number, why in report.get("failing", [])
     ]
+    if report.get("metrics_trouble"):
+        lines.append(f"            no metrics records are published to it: {report['metrics_trouble']}")
     return lines
 
 

@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from broker.carrier.log import Log
 from broker.carrier.redis_log import RedisLog
 from broker.carrier.turns import Turns
 from broker.carrier.worker_lanes import WorkerLanes
-from broker.config.schema import Config, Kafka
+from broker.config.schema import Config, Kafka, Metrics
 from broker.control.carrier_frames import CarrierAssignment
 from broker.control.machine import resident_bytes
 from broker.delivery.outbox import ANY, OutboundBudget
@@ -22,10 +22,14 @@ from broker.net.loop import Loop
 from broker.net.reactor import Reactor
 from broker.store.durable.application_logs import log_settings
 from broker.store.durable.application_queue import topic_of
-from broker.store.logs.topics import LogError
+from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.pipeline import CommandPipeline
 from broker.worker_id import WorkerId
+
+if TYPE_CHECKING:
+    from broker.carrier.kafka_log import KafkaLog
+    from broker.carrier.kafka_metrics import MetricsTopic
 
 NO_STALLS: Final = 3600.0  # seconds; there are no clients
 TRIED: Final = topic_of(b"weir")  # as that of any client
@@ -53,8 +57,11 @@ class Carrier:
         name = f"weir-{assignment.node}-carrier"
         self._connections = [] if self.kafka else [self._connection(assignment.redis, name) for _ in range(2)]
         self.log: Log
+        self._metrics: MetricsTopic | None = None
         if self.kafka:
-            self.log = _kafka_log(config.kafka, name, clock, self.reactor.call)
+            self.log = log = _kafka_log(config.kafka, name, clock, self.reactor.call)
+            if config.metrics.enabled:
+                self._metrics = log.metrics_topic(_properties(config.metrics), lines)
         else:
             commands, waits = self._connections
             self.log = RedisLog(commands, waits, config.redis.prefix, f"{assignment.incarnation:016x}", clock)
@@ -68,6 +75,8 @@ class Carrier:
         for connection in self._connections:
             connection.start(self.clock())
         self.log.start()
+        if self._metrics is not None:
+            self._metrics.start()
 
     def stop(self) -> None:
         self.log.stop()
@@ -86,7 +95,7 @@ class Carrier:
 
     def join(self, worker: WorkerId, data: socket.socket, control: socket.socket) -> None:
         """*worker* is at the other ends of *data* and *control*, which do not block."""
-        lanes = WorkerLanes(str(worker), self.log, self.turns.full, self._lines)
+        lanes = WorkerLanes(str(worker), self.log, self.turns.full, self._lines, metrics=self._metrics)
         name = f"worker {worker.shard}"
         data_lane, control_lane = (StreamLane(self.reactor, sock, name, lanes) for sock in (data, control))
         lanes.connect(data_lane, control_lane)
@@ -99,7 +108,8 @@ class Carrier:
 
     def report(self) -> dict[str, Any]:
         """For `weir status` and /metrics."""
-        statistics, workers = self.log.statistics(), self.turns.workers
+        statistics, workers, metrics = self.log.statistics(), self.turns.workers, self._metrics
+        trouble = None if metrics is None else metrics.trouble
         return {
             "workers": len(workers),
             "readings": sum(worker.readings() for worker in workers),
@@ -114,6 +124,9 @@ class Carrier:
             "failing_partitions": len(statistics.failing),
             "failing": self.turns.failing(),
             "unusable": statistics.unusable,
+            "metrics_written": 0 if metrics is None else metrics.written,
+            "metrics_dropped": 0 if metrics is None else metrics.dropped,
+            "metrics_trouble": "" if trouble is None else str(trouble),
             "resident_bytes": resident_bytes(),
         }
 
@@ -124,9 +137,13 @@ class Carrier:
         self._lines.warning("internal_error", exc_info=error)
 
 
+def _properties(metrics: Metrics) -> TopicProperties:
+    return TopicProperties(retention=int(metrics.retention), retention_bytes=metrics.retention_bytes)
+
+
 def _kafka_log(
     kafka: Kafka, name: str, clock: Callable[[], float], deliver: Callable[[Callable[[], None]], None]
-) -> Log:
+) -> "KafkaLog":
     """CarrierUnusable."""
     options = kafka_options(kafka, name)
     from broker.carrier.kafka_log import KafkaLog

@@ -27,6 +27,7 @@ WARM: Final = 10.0  # seconds until the producer has to know a new topic
 TOGETHER: Final = 100  # topics that are made at once
 CLOSE: Final = 1.0  # seconds for what the producer still has
 ALL_CONFIGS: Final = "all"
+FIXED: Final = {"cleanup.policy": "delete"}  # configuration that a topic has to have
 # Kafka deletes whole segments. Its own are 1 GiB, or a week: a topic would take twice of what it is to keep.
 SEGMENTS: Final = 8  # of what a topic keeps, at least
 LEAST_SEGMENT: Final = 1024 * 1024  # bytes; Kafka 4 allows no less
@@ -80,7 +81,7 @@ class KafkaAdmin:
 
         self._tasks.put(task)
 
-    def create(self, topic: str, wanted: TopicProperties, then: Callable[[LogError | None], None]) -> None:
+    def make(self, topic: str, wanted: TopicProperties, then: Callable[[LogError | None], None]) -> None:
         """Make *topic* unless it is there, and have the producer know it.
 
         Topics that are asked for one after the other are made together: for each by itself the producer would ask
@@ -136,21 +137,30 @@ class KafkaAdmin:
         topics = {topic: creation.wanted for topic, creation in creations.items()}
         failures: dict[str, LogError] = {}
         try:
-            self._create(topics, failures)
+            self._create(topics, FIXED, failures)
         except Exception as exception:
             error = exception if isinstance(exception, LogError) else error_of(exception)
             failures = {**dict.fromkeys(topics, error), **failures}
         for topic, creation in creations.items():
             self._inbox.put(partial(creation.then, failures.get(topic)))
 
-    def _create(self, topics: Mapping[str, TopicProperties], failures: dict[str, LogError]) -> None:
+    def create(self, topic: str, wanted: TopicProperties, fixed: Mapping[str, str] = FIXED) -> None:
+        """Make *topic* unless it is there, and have the producer know it. LogError, also if it is not as *fixed*."""
+        failures: dict[str, LogError] = {}
+        self._create({topic: wanted}, fixed, failures)
+        if failures:
+            raise failures[topic]
+
+    def _create(
+        self, topics: Mapping[str, TopicProperties], fixed: Mapping[str, str], failures: dict[str, LogError]
+    ) -> None:
         """Make *topics*; what fails for one of them is put into *failures*, and an exception is for all others."""
         made: list[str] = []
-        for answer in self._answers_for(topics, False):
+        for answer in self._answers_for(topics, False, fixed):
             topic, kind = answer["name"], for_code(answer["error_code"])
             try:
                 if kind is TopicAlreadyExistsError:
-                    self._compare(topic, topics[topic])
+                    self._compare(topic, topics[topic], fixed)
                 elif kind is not NoError:
                     raise error_of(kind(f"{topic}: {answer['error_message']}"))
             except LogError as error:
@@ -161,9 +171,9 @@ class KafkaAdmin:
             self._connected().wait_for_topics(made, REQUEST)
             self._warm(made)
 
-    def _compare(self, topic: str, wanted: TopicProperties) -> None:
+    def _compare(self, topic: str, wanted: TopicProperties, fixed: Mapping[str, str]) -> None:
         """LogError: *topic*, which exists, is another one."""
-        found = self.describe(topic)
+        found = self.describe(topic, fixed)
         if found is not None and found.properties.partitions != wanted.partitions:
             detail = f"{topic} has partitions: {found.properties.partitions}, and not {wanted.partitions}"
             raise LogError(LogFailure.OTHER_TOPIC, detail)
@@ -192,11 +202,13 @@ class KafkaAdmin:
 
     def _answer_for(self, topic: str, wanted: TopicProperties) -> Any:
         """What Kafka answers when it is asked whether it would make *topic*."""
-        return self._answers_for({topic: wanted}, True)[0]
+        return self._answers_for({topic: wanted}, True, FIXED)[0]
 
-    def _answers_for(self, topics: Mapping[str, TopicProperties], only_validate: bool) -> Any:
+    def _answers_for(
+        self, topics: Mapping[str, TopicProperties], only_validate: bool, fixed: Mapping[str, str]
+    ) -> Any:
         """Ask Kafka to make *topics*; its answer for each."""
-        described = {topic: _described(wanted) for topic, wanted in topics.items()}
+        described = {topic: _described(wanted, fixed) for topic, wanted in topics.items()}
         return self._connected().create_topics(
             described, timeout_ms=REQUEST, validate_only=only_validate, raise_errors=False
         )["topics"]
@@ -231,8 +243,8 @@ class KafkaAdmin:
             raise error_of(kind(topic))
         return found
 
-    def describe(self, topic: str) -> TopicDescription | None:
-        """What is known of *topic*; None: it does not exist. LogError: Weir cannot use it."""
+    def describe(self, topic: str, fixed: Mapping[str, str] = FIXED) -> TopicDescription | None:
+        """What is known of *topic*; None: it does not exist. LogError: Weir cannot use it, as it is not as *fixed*."""
         admin = self._connected()
         found = self.find(topic)
         if found is None:
@@ -240,9 +252,9 @@ class KafkaAdmin:
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)
         configs = admin.describe_configs([resource], config_filter=ALL_CONFIGS)["topic"][topic]
         values = {name: config["value"] for name, config in configs.items()}
-        if values["cleanup.policy"] != "delete":
-            detail = f"{topic} has cleanup.policy={values['cleanup.policy']}, and not delete"
-            raise LogError(LogFailure.OTHER_TOPIC, detail)
+        for name, value in fixed.items():
+            if values[name] != value:
+                raise LogError(LogFailure.OTHER_TOPIC, f"{topic} has {name}={values[name]}, and not {value}")
         partitions = [TopicPartition(topic, number) for number in range(len(found["partitions"]))]
         first = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
         following = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
@@ -258,9 +270,9 @@ class KafkaAdmin:
         )
 
 
-def _described(wanted: TopicProperties) -> dict[str, Any]:
+def _described(wanted: TopicProperties, fixed: Mapping[str, str]) -> dict[str, Any]:
     configs = {
-        "cleanup.policy": "delete",
+        **fixed,
         "retention.ms": str(1000 * wanted.retention),
         "retention.bytes": str(wanted.retention_bytes),
         "segment.bytes": str(min(max(wanted.retention_bytes // SEGMENTS, LEAST_SEGMENT), MOST_SEGMENT)),

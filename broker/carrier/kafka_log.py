@@ -18,8 +18,10 @@ from broker.carrier.appends import MOST_BYTES, Appends, Done
 from broker.carrier.inbox import Inbox
 from broker.carrier.kafka_admin import KafkaAdmin
 from broker.carrier.kafka_errors import error_of
+from broker.carrier.kafka_metrics import MetricsTopic
 from broker.carrier.kafka_reader import KafkaReader
 from broker.carrier.log import LogStatistics, Reader, Reading
+from broker.log import Log as Lines
 from broker.reasons import LogFailure
 from broker.store.logs.records import Pack, Position
 from broker.store.logs.topics import LogError, Partition, TopicDescription, TopicProperties
@@ -55,6 +57,7 @@ class KafkaLog:
         self._options = options
         self._inbox = Inbox(deliver)
         self._admin = KafkaAdmin(options, self._inbox)
+        self._metrics_admin: KafkaAdmin | None = None
         self._reader = KafkaReader(options, self._inbox)
         self._producer: Any = None
         self._connecting = False
@@ -70,10 +73,13 @@ class KafkaLog:
         self._inbox.close()
         self._reader.stop()
         self._admin.stop()
+        if self._metrics_admin is not None:
+            self._metrics_admin.stop()
 
     def has_ended(self) -> bool:
         """Whether the threads of a log that was stopped have ended."""
-        return not self._admin.is_alive() and not self._reader.is_alive()
+        metrics = self._metrics_admin is not None and self._metrics_admin.is_alive()
+        return not (self._admin.is_alive() or metrics or self._reader.is_alive())
 
     def statistics(self) -> LogStatistics:
         return self._statistics
@@ -162,6 +168,14 @@ class KafkaLog:
         self._reader.add(reading)
         return reading
 
+    def metrics_topic(self, properties: TopicProperties, lines: Lines) -> MetricsTopic:
+        """The topic of metrics records, which is made with *properties*; once.
+
+        It has clients and a thread of its own: what it waits for must not keep the topics of the log waiting.
+        """
+        self._metrics_admin = admin = KafkaAdmin(self._options, self._inbox)
+        return MetricsTopic(admin, self._inbox, properties, self._clock, lines)
+
     # Topics.
 
     def create(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
@@ -172,7 +186,7 @@ class KafkaLog:
                 self._looked.pop(topic, None)
             then(error)
 
-        self._admin.create(topic, properties, made)
+        self._admin.make(topic, properties, made)
 
     def try_out(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
         self._admin.run(partial(self._admin.try_out, topic, properties), lambda result, error: then(error))

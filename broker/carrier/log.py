@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from broker.reasons import LogFailure
 from broker.store.logs.records import Pack, Position, Record, decode
 from broker.store.logs.topics import LogError, Partition, TopicDescription, TopicProperties
 
@@ -200,3 +201,11 @@ class Log(Protocol):
         ...
 
     def statistics(self) -> LogStatistics: ...
+
+
+class RecordTopic(Protocol):
+    """Where the metrics records of workers are published, for readers of Kafka. It drops what it cannot publish now."""
+
+    def append(self, worker: str, record: bytes, done: Callable[[LogFailure | None], None]) -> None:
+        """Publish *record* of *worker*. *done* is called once, perhaps at once; with a failure: it may not be there."""
+        ...

@@ -18,9 +18,10 @@ from itertools import islice
 from typing import Final
 
 from broker.carrier.appends import MOST_BYTES
-from broker.carrier.log import Log, LogStatistics, Reading
+from broker.carrier.log import Log, LogStatistics, Reading, RecordTopic
 from broker.config.budget import HELD_BYTES
 from broker.log import Log as Lines
+from broker.reasons import LogFailure
 from broker.store.logs import frames
 from broker.store.logs.frames import LARGEST, VERSION, Body, LaneError
 from broker.store.logs.lane import Lane
@@ -86,9 +87,19 @@ class WorkerLanes:
     """A `LaneUser`."""
 
     def __init__(
-        self, worker: str, log: Log, full: FullLog, lines: Lines, window: int = WINDOW, most: int = MOST
+        self,
+        worker: str,
+        log: Log,
+        full: FullLog,
+        lines: Lines,
+        window: int = WINDOW,
+        most: int = MOST,
+        metrics: RecordTopic | None = None,
     ) -> None:
-        """*worker*: its name. *full*: of all workers. *window*, *most*: bytes, see above."""
+        """*worker*: its name. *full*: of all workers. *window*, *most*: bytes, see above.
+
+        *metrics*: where its metrics records are published; None: it sends none.
+        """
         self.worker: Final = worker
         self.closed = False
         self.held = 0  # bytes of records that the worker has
@@ -97,6 +108,7 @@ class WorkerLanes:
         self._lines: Final = lines
         self._window = window
         self._most = most
+        self._metrics = metrics
         self._data: Lane | None = None
         self._control: Lane | None = None
         self._source = 0  # of the packs of the worker
@@ -203,6 +215,8 @@ class WorkerLanes:
         elif kind == frames.DESCRIBE:
             request, topic = body.number(), body.text()
             self._log.describe(topic, partial(self._described, request))
+        elif kind == frames.METRICS and self._metrics is not None:
+            self._metrics.append(self.worker, body.rest(), self._recorded)
         else:
             raise LaneError(f"a frame of kind {kind} on the control lane of worker {self.worker}")
         return True
@@ -266,6 +280,9 @@ class WorkerLanes:
 
     def _described(self, request: int, description: TopicDescription | None, error: LogError | None) -> None:
         self._tell(frames.answer(request, error, description))
+
+    def _recorded(self, failure: LogFailure | None) -> None:
+        self._tell(frames.recorded(failure))
 
     def _tell(self, frame: bytes) -> None:
         if self._control is not None:

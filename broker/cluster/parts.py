@@ -23,6 +23,7 @@ from broker.cluster.session_claims import SessionClaims
 from broker.cluster.takeover import TakeoverRequests
 from broker.cluster.takeovers import RegisteredTakeovers, Takeovers
 from broker.config.schema import MEMORY, REPLICATED, ClusterQuota, QuotaScope, needs_carrier
+from broker.metrics.interval import RecordLog
 from broker.net.dialling import Dialler
 from broker.net.log_lane import StreamLane
 from broker.overload.gate import Gate
@@ -46,6 +47,7 @@ from broker.store.durable.store import DurableStore
 from broker.store.durable.store_gate import StoreGate
 from broker.store.logs.link import CarrierLink
 from broker.store.logs.log_gate import LogGate
+from broker.store.logs.record_log import CarrierRecordLog
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
 from broker.store.redis.pipeline import CommandPipeline
@@ -78,7 +80,7 @@ class ClusterLinks:
         self.store: SessionStore = self.memory_sessions
         self.registry_client: RegistryClient | None = None
         self.registered_store: RegisteredStore | None = None
-        self.record_log: RedisRecordLog | None = None
+        self.record_logs: list[RecordLog] = []
         self.quota_leases: QuotaLeaseClient | None = None
         self.durable_store: DurableStore | None = None
         self.store_gate: Gate | None = None  # of it
@@ -88,8 +90,12 @@ class ClusterLinks:
         self._base = base
         self._redis = redis
         self._alone = alone
+        self._kafka_records: CarrierRecordLog | None = None
         if redis is not None:
             self._register(redis, will_settled)
+        if base.config.kafka.hosts and base.config.metrics.enabled:
+            self._kafka_records = CarrierRecordLog(base.counters)
+            self.record_logs.append(self._kafka_records)
 
     def _register(self, redis: RedisAddress, will_settled: Callable[[str, int], None]) -> None:
         base = self._base
@@ -109,7 +115,8 @@ class ClusterLinks:
         )
         self.store = self.registered_store = RegisteredStore(client.registry, base.clock, will_settled)
         if config.metrics.enabled:
-            self.record_log = RedisRecordLog(client.commands, client.keys.metrics, config.metrics.length, base.counters)
+            log = RedisRecordLog(client.commands, client.keys.metrics, config.metrics.length, base.counters)
+            self.record_logs.append(log)
         shared = config.quotas.tenant != QuotaScope() or config.quotas.cluster != ClusterQuota()
         if shared and not self._alone:
             self._leases = Leases()
@@ -168,7 +175,8 @@ class ClusterLinks:
         if needs_carrier(base.config):
             self.log_gate = gate = throttle.add_gate(log_of(str(base.worker)), base.clock())
             log_gate = LogGate(gate, throttle.opened)
-            self.carrier = CarrierLink(base.worker.incarnation, log_gate, base.internal_errors.report)
+            failed = base.internal_errors.report
+            self.carrier = CarrierLink(base.worker.incarnation, log_gate, failed, self._kafka_records)
 
     def connect_carrier(self, data: socket.socket, control: socket.socket) -> None:
         """A carrier has started, at the other ends of *data* and *control*, which do not block."""

@@ -409,6 +409,9 @@ class Metrics:
     interval: float = duration(1.0, least=0.1, most=60.0)  # overload comes and goes within seconds
     # Records of all workers that Redis keeps: some 30 MB, 40 min of four workers.
     length: int = number(10_000, least=100)
+    # Of the topic `weir.metrics`, if there is a Kafka; set when the topic is made.
+    retention: float = duration(7 * 86400.0, least=60.0)
+    retention_bytes: int = size(1_048_576_000, least=MIB)  # some four days of one worker
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,6 +79,8 @@ class Counters:
         # Per metrics record.
         self.records_written = 0
         self.records_dropped_by_reason = dict.fromkeys([failure.label for failure in StoreFailure], 0)
+        self.kafka_records_written = 0
+        self.kafka_records_dropped_by_reason = dict.fromkeys([failure.label for failure in LogFailure], 0)
 
     @property
     def packets_sent(self) -> int:
@@ -105,6 +107,10 @@ class Counters:
     def record_dropped(self, reason: StoreFailure) -> None:
         """Count a metrics record that is not in the log, or may not be."""
         self.records_dropped_by_reason[reason.label] += 1
+
+    def kafka_record_dropped(self, reason: LogFailure) -> None:
+        """Count a metrics record that is not in Kafka, or may not be."""
+        self.kafka_records_dropped_by_reason[reason.label] += 1
 
     def filter_refused(self, reason: FilterRefusal) -> None:
         """Count a filter that is refused in its SUBACK."""

@@ -3,6 +3,7 @@
 # The parts are handed to the code that sees the events: `clients` to the hub, `topics` to publishing, `pauses` to the
 # code that throttles clients. The reactor has the latencies.
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from broker.log import Log
@@ -18,7 +19,7 @@ MINUTE: Final = 60.0  # seconds
 
 
 class RecordLog(Protocol):
-    """The log that metrics records are written to."""
+    """A log that metrics records are written to."""
 
     def append(self, record: bytes, now: float) -> None:
         """Write *record*, or drop and count it. Never waits."""
@@ -30,13 +31,13 @@ class IntervalMetrics:
         self,
         counters: Counters,
         latencies: Latencies,
-        records: RecordLog | None,
+        records: Sequence[RecordLog],
         log: Log,
         *,
         worker: WorkerId,
         now: float,
     ) -> None:
-        """*records*: None if none are written. The first interval starts *now*."""
+        """*records*: the logs that each record is written to. The first interval starts *now*."""
         self.clients = HeavyHitters()
         self.topics = HeavyHitters()
         self.pauses = PauseStatistics(counters, self.clients)
@@ -58,8 +59,10 @@ class IntervalMetrics:
             self._logged = second
             became, unsent = record["clients"]["became_non_writable"], gauges.outbound_bytes
             self._log.warning("clients_non_writable", clients=gauges.non_writable, became=became, unsent_bytes=unsent)
-        if self._records is not None:
-            self._records.append(encoded(record), now)
+        if self._records:
+            text = encoded(record)
+            for log in self._records:
+                log.append(text, now)
 
     def paused_for(self) -> dict[str, int]:
         """By reason label: the milliseconds that clients were paused in the records of the last minute."""

@@ -193,8 +193,13 @@ COUNTERS: Final = (
     ),
     CounterRow(
         "records_written",
-        "Metrics records that were written to their log.",
+        "Metrics records that were written to the stream of Redis.",
         prometheus="metrics_records_written",
+    ),
+    CounterRow(
+        "kafka_records_written",
+        "Metrics records that were published to Kafka.",
+        prometheus="metrics_kafka_records_written",
     ),
     CounterRow(
         "store_transactions",
@@ -304,8 +309,15 @@ REASONS: Final = (
         "records_dropped_by_reason",
         "records_dropped",
         StoreFailure,
-        "Metrics records that were not written to their log, by reason.",
+        "Metrics records that were not written to the stream of Redis, by reason.",
         prometheus="metrics_records_dropped",
+    ),
+    ReasonRow(
+        "kafka_records_dropped_by_reason",
+        "kafka_records_dropped",
+        LogFailure,
+        "Metrics records that were not published to Kafka, by reason.",
+        prometheus="metrics_kafka_records_dropped",
     ),
 )
 

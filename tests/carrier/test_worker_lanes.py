@@ -117,14 +117,30 @@ class Lines:
     warning = error = info
 
 
+class PaperTopic:
+    """A `RecordTopic`."""
+
+    def __init__(self) -> None:
+        self.appended: list[tuple[str, bytes, Callable[[LogFailure | None], None]]] = []
+
+    def append(self, worker: str, record: bytes, done: Callable[[LogFailure | None], None]) -> None:
+        self.appended.append((worker, record, done))
+
+
 class Worker:
     """A worker that has greeted the carrier."""
 
-    def __init__(self, log: PaperLog, hello: bytes | None = None, full: FullLog | None = None) -> None:
+    def __init__(
+        self,
+        log: PaperLog,
+        hello: bytes | None = None,
+        full: FullLog | None = None,
+        metrics: "PaperTopic | None" = None,
+    ) -> None:
         self.log = log
         self.full = full or FullLog()
         self.lines = Lines()
-        self.lanes = WorkerLanes("node/0", log, self.full, self.lines, WINDOW, MOST)
+        self.lanes = WorkerLanes("node/0", log, self.full, self.lines, WINDOW, MOST, metrics)
         self.data, self.control = PaperLane(), PaperLane()
         self.lanes.connect(self.data, self.control)
         self.says(hello or frames.hello(SOURCE))
@@ -425,3 +441,40 @@ def test_a_worker_that_has_ended_leaves_nothing_behind(worker: Worker, log: Pape
     worker.lanes.tell_status(b"")
 
     assert ([], []) == (worker.data.frames(), worker.control.frames())
+
+
+# Metrics records.
+
+
+def test_a_metrics_record_is_published_under_the_name_of_its_worker() -> None:
+    """A consumer could not tell the workers apart, or the worker would never know what became of its record."""
+    topic = PaperTopic()
+    worker = Worker(PaperLog(), metrics=topic)
+    for record in (b"{1}", b"{2}"):
+        assert worker.says(frames.metrics(record))
+    for (_, _, done), failure in zip(topic.appended, (None, LogFailure.TIMEOUT), strict=True):
+        done(failure)
+
+    assert [("node/0", b"{1}"), ("node/0", b"{2}")] == [(name, record) for name, record, _ in topic.appended]
+    assert [frames.recorded(None)[HEAD:], frames.recorded(LogFailure.TIMEOUT)[HEAD:]] == [
+        body for kind, body in worker.control.frames() if kind == frames.RECORDED
+    ]
+
+
+def test_what_became_of_the_record_of_a_worker_that_has_ended_is_told_to_nobody() -> None:
+    """The carrier would end with it."""
+    topic = PaperTopic()
+    worker = Worker(PaperLog(), metrics=topic)
+    worker.says(frames.metrics(b"{}"))
+    worker.lanes.close()
+    topic.appended[0][2](None)
+
+    assert b"" == worker.control.written
+
+
+def test_a_metrics_record_without_kafka_is_a_mistake(log: PaperLog) -> None:
+    """It would be lost without a word."""
+    worker = Worker(log)
+
+    with pytest.raises(LaneError, match="a frame of kind"):
+        worker.says(frames.metrics(b"{}"))

@@ -31,7 +31,11 @@ SECTIONS: Final[tuple[tuple[type[Enum], str, str], ...]] = (
     (DropReason, "Dropped messages", "Counted once for each receiver. Events: see `publish_dropped` and others above."),
     (FilterRefusal, "Refused filters", "The code is that of the SUBACK; MQTT 3 has 0x80. Event: `filter_refused`."),
     (StoreFailure, "Redis", "Event: `redis_unavailable`. The metric counts metrics records that were not written."),
-    (LogFailure, "Logs", "`why` of events about logs begins with these words. The metric counts packs of messages."),
+    (
+        LogFailure,
+        "Logs",
+        "`why` of events about logs begins with these words. The metrics count packs of messages, and records.",
+    ),
     (ReportFailure, "Ignored overload reports", "`weir overload --json` counts them for each worker."),
     (
         FlushCause,

@@ -32,6 +32,7 @@ STOP: Final = 5  # reading
 CREATE: Final = 6  # request, topic, properties
 DELETE: Final = 7  # request, topic
 DESCRIBE: Final = 8  # request, topic
+METRICS: Final = 9  # a metrics record, which is answered by RECORDED
 
 # From the carrier, on the control lane.
 STORED: Final = 16  # sequence and offset of each pack that is stored
@@ -39,6 +40,7 @@ REFUSED: Final = 17  # sequence, error
 ANSWER: Final = 18  # request, error, description; "" for those that there are not
 STATUS: Final = 19  # packs that wait, their bytes, failing partitions, why the log is unusable or "", and some of
 # those partitions: topic, number, why
+RECORDED: Final = 24  # why a metrics record was not published, or may not have been; "": it was
 # On the data lane.
 RECORD: Final = 20  # reading, offset, and of each pack: source, sequence, length, body
 JUMPED: Final = 21  # reading, expected offset, offset
@@ -100,12 +102,14 @@ class Body:
         return self.take(self._stop - self._at)
 
     def error(self) -> LogError | None:
-        label, detail = self.text(), self.text()
-        if not label:
-            return None
-        if label not in _FAILURES:
+        failure, detail = self.failure(), self.text()
+        return None if failure is None else LogError(failure, detail)
+
+    def failure(self) -> LogFailure | None:
+        label = self.text()
+        if label and label not in _FAILURES:
             raise LaneError(f"the unknown failure {label!r:.100}")
-        return LogError(_FAILURES[label], detail)
+        return _FAILURES[label] if label else None
 
     def properties(self) -> TopicProperties:
         partitions, retention = self.number(), self.signed()
@@ -175,6 +179,10 @@ def describe(request: int, topic: str) -> bytes:
     return frame(DESCRIBE, _NUMBER.pack(request) + _text(topic))
 
 
+def metrics(record: bytes) -> bytes:
+    return frame(METRICS, record)
+
+
 # From the carrier.
 
 
@@ -191,6 +199,10 @@ def read_stored(data: bytes, start: int, stop: int) -> list[tuple[int, int]]:
 
 def refused(sequence: int, error: LogError) -> bytes:
     return frame(REFUSED, _NUMBER.pack(sequence) + _error(error))
+
+
+def recorded(failure: LogFailure | None) -> bytes:
+    return frame(RECORDED, _text("" if failure is None else failure.label))
 
 
 def answer(request: int, error: LogError | None, description: TopicDescription | None) -> bytes:

@@ -23,6 +23,7 @@ from broker.store.logs.frames import Body, LaneError, LogStatus
 from broker.store.logs.lane import Lane
 from broker.store.logs.log_gate import LATE, LogGate
 from broker.store.logs.port import Appender, LogReader
+from broker.store.logs.record_log import CarrierRecordLog
 from broker.store.logs.records import Position, Record
 from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
 
@@ -96,8 +97,17 @@ class LinkStatistics:
 class CarrierLink:
     """A `LaneUser`."""
 
-    def __init__(self, source: int, gate: LogGate, failed: Callable[[Exception], None]) -> None:
-        """*source*: no other process has or had the same. *failed* is called with exceptions of those who use it."""
+    def __init__(
+        self,
+        source: int,
+        gate: LogGate,
+        failed: Callable[[Exception], None],
+        metrics: CarrierRecordLog | None = None,
+    ) -> None:
+        """*source*: no other process has or had the same. *failed* is called with exceptions of those who use it.
+
+        *metrics*: the log of metrics records that the carrier publishes; None if it publishes none.
+        """
         self.carriers = 0  # that there have been
         self.stored_packs = 0
         self.stored_bytes = 0
@@ -106,6 +116,7 @@ class CarrierLink:
         self._source = source
         self._gate = gate
         self._failed = failed
+        self._metrics = metrics
         self._data: Lane | None = None
         self._control: Lane | None = None
         self._sequence = 0  # of the last pack
@@ -136,6 +147,8 @@ class CarrierLink:
             control.write(request.frame)
         for reading in self._readings.values():
             control.write(reading.frame())
+        if self._metrics is not None:
+            self._metrics.connect(control)
         self._gate.connected(True, now)
 
     def lost(self, lane: Lane, why: str, now: float) -> None:
@@ -151,6 +164,8 @@ class CarrierLink:
             data.close()
         if control is not None:
             control.close()
+        if self._metrics is not None:
+            self._metrics.disconnect()
         self._gate.connected(False, now)
 
     def trouble(self) -> LogError | None:
@@ -353,6 +368,8 @@ class CarrierLink:
             self._answered(*frames.read_answer(data, start, stop))
         elif kind == frames.STATUS:
             self.status = frames.read_status(data, start, stop)
+        elif kind == frames.RECORDED and self._metrics is not None:
+            self._metrics.answered(Body(data, start, stop).failure())
         else:
             raise LaneError(f"a frame of kind {kind} on the control lane")
 

@@ -195,3 +195,9 @@ def test_no_frame_has_an_impossible_length(length: int) -> None:
     """Memory for gigabytes would be asked for, or the lane wait for ever."""
     with pytest.raises(LaneError):
         frames.frame_length(length.to_bytes(4, "big") + b"\x01", 0)
+
+
+@given(st.none() | st.sampled_from(LogFailure))
+def test_what_became_of_a_metrics_record_is_told(failure: LogFailure | None) -> None:
+    """It would be counted as what it is not."""
+    assert failure == Body(*body(frames.recorded(failure), frames.RECORDED)).failure()
