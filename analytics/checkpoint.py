@@ -1,6 +1,6 @@
 # The checkpoint: a folder with what the job needs to resume.
 #
-#   VERSION         the version of the checkpoint, and the key of the stream
+#   VERSION         the version of the checkpoint, and the name of the log (source.py)
 #   lock            locked while a job runs: two jobs at the same time would corrupt the checkpoint
 #   spark/          Spark's own checkpoint: the entries of each batch, and the keys of recent records
 #   state/N         the state of the driver after batch N, as MessagePack
@@ -26,8 +26,8 @@ class CheckpointUnusable(Exception):
 
 
 class Checkpoint:
-    def __init__(self, folder: Path, key: str) -> None:
-        """Open and lock the checkpoint of the stream *key*; create it if necessary. Raises CheckpointUnusable."""
+    def __init__(self, folder: Path, log: str) -> None:
+        """Open and lock the checkpoint of the log *log*; create it if necessary. Raises CheckpointUnusable."""
         self.spark = folder / "spark"
         self._states = folder / "state"
         self._lock = -1
@@ -36,7 +36,7 @@ class Checkpoint:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _check(folder, key)
+            _check(folder, log)
             self._states.mkdir(exist_ok=True)
         except BlockingIOError:
             self.close()
@@ -76,10 +76,21 @@ class Checkpoint:
             if number <= batch - KEPT:
                 self._path(number).unlink(missing_ok=True)
 
-    def offset(self, batch: int) -> dict[str, Any]:
-        """Return the end offset of *batch*. OSError, ValueError: this version of Spark stores offsets differently."""
-        lines = (self.spark / "offsets" / str(batch)).read_text().splitlines()
-        return cast(dict[str, Any], json.loads(lines[-1]))
+    def offsets(self, batch: int) -> list[dict[str, Any]]:
+        """Return the end of *batch* in each stream that the query reads, in their order.
+
+        OSError, ValueError: this version of Spark stores offsets differently.
+        """
+        _, _, *ends = (self.spark / "offsets" / str(batch)).read_text().splitlines()  # version, metadata
+        return [json.loads(end) for end in ends]
+
+    def beginning(self, stream: int) -> dict[str, Any]:
+        """Return where the query began to read the stream of that number, which is one of Kafka.
+
+        OSError, ValueError: this version of Spark stores it differently.
+        """
+        text = (self.spark / "sources" / str(stream) / "0").read_text()  # a NUL, the version, the offset
+        return cast(dict[str, Any], json.loads(text.rpartition("\n")[2]))
 
     def query(self) -> str:
         """Return the id of the streaming query, which a new checkpoint does not share. Raises OSError, ValueError."""
@@ -93,8 +104,8 @@ class Checkpoint:
         return self._states / str(batch)
 
 
-def _check(folder: Path, key: str) -> None:
-    """Check that *folder* has a checkpoint of this version and of the stream *key*. Raises CheckpointUnusable."""
+def _check(folder: Path, log: str) -> None:
+    """Check that *folder* has a checkpoint of this version and of the log *log*. Raises CheckpointUnusable."""
     named = folder / "VERSION"
     try:
         found = json.loads(named.read_text())
@@ -104,18 +115,18 @@ def _check(folder: Path, key: str) -> None:
             raise CheckpointUnusable(
                 f"The folder {folder} is not empty and is not a checkpoint: choose another folder with --checkpoint."
             ) from None
-        _write(named, json.dumps({"version": VERSION, "log": key}).encode())
+        _write(named, json.dumps({"version": VERSION, "log": log}).encode())
         return
     except (ValueError, KeyError, TypeError):
-        version, of = "unknown", key
+        version, of = "unknown", log
     if version != VERSION:
         raise CheckpointUnusable(
             f"The checkpoint {folder} has version {version}, but this analysis needs version {VERSION}: remove it, or "
-            "choose another folder with --checkpoint. The analysis then starts with the oldest record in Redis."
+            "choose another folder with --checkpoint. The analysis then starts with the oldest record of the log."
         )
-    if of != key:
+    if of != log:
         raise CheckpointUnusable(
-            f"The checkpoint {folder} belongs to the stream {of}: choose another folder with --checkpoint."
+            f"The checkpoint {folder} belongs to the log {of}: choose another folder with --checkpoint."
         )
 
 

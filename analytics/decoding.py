@@ -1,4 +1,4 @@
-# Decodes an entry of the metrics stream to a Second (second.py), or marks it as invalid.
+# Decodes an entry of the log of metrics records (source.py) to a Second (second.py), or marks it as invalid.
 #
 # The msgspec type of a record is built from the broker's RECORD. msgspec accepts what `misfit` accepts, at the speed of
 # C (Spark's from_json with conditions on its result costs three times as much). `misfit` explains later what is wrong
@@ -6,8 +6,8 @@
 #
 # The event time is the timestamp of the record, by the clock of its node. A clock that is ahead would advance the
 # watermark and make the records of all other nodes late. A clock that is behind would make the records of its
-# node late. Redis gets a record within seconds, or not at all (broker/store/redis/record_log.py). Therefore the event
-# time is at most SKEW seconds from the time at which Redis added the entry.
+# node late. The log gets a record within seconds, or not at all (broker/store/redis/record_log.py). Therefore the event
+# time is at most SKEW seconds from the time at which the log took the entry in.
 from collections.abc import Iterable, Iterator
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -72,7 +72,7 @@ def record_of(body: bytes | None) -> Any:
 
 
 def decoded(entries: "DataFrame") -> "DataFrame":
-    """Return *entries* of the stream (source.COLUMNS) with the columns of ENTRY."""
+    """Return *entries* of the log (source.COLUMNS) with the columns of ENTRY."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return entries.mapInArrow(_of_batches, from_arrow_schema(ENTRY))
@@ -88,8 +88,8 @@ def _of_batches(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.Reco
 
 
 def of_entries(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-    """Decode one Arrow batch of the stream."""
-    most = names_per_row(max(batch.column("among").to_pylist(), default=0))
+    """Decode one Arrow batch of entries."""
+    most = names_per_row(len(batch) * max(batch.column("parts").to_pylist(), default=1))
     ids = batch.column("id").to_pylist()
     taken_in = batch.column("at").cast(pyarrow.int64()).to_pylist()
     keys: list[str] = []

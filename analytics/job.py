@@ -1,11 +1,12 @@
 # The job: one streaming query, and the work of the driver for each batch.
 #
-#   the metrics stream -> decoded into seconds, without duplicates (Spark) -> folded (here) -> Redis, Parquet
+#   the log of metrics records -> decoded into seconds, without duplicates (Spark) -> folded (here) -> Redis, Parquet
 #
-# A batch is finished when its state is saved (checkpoint.py). Until then it can be repeated with the same result: its
-# entries are exact, folding is a pure function, and the current time is taken from the offset.
-# A failure, for example while Redis is unavailable, ends the query but not the job: the query starts again from the
-# checkpoint. The job ends if a batch fails repeatedly while Redis is available.
+# The log is the stream of Redis or the topic of Kafka (source.py). A batch is finished when its state is saved
+# (checkpoint.py). Until then it can be repeated with the same result: its entries are exact, folding is a pure
+# function, and the current time is taken from the offsets and the entries. A failure, for example while Redis is
+# unavailable, ends the query but not the job: the query starts again from the checkpoint. The job ends if a batch fails
+# repeatedly while Redis and the log are available.
 import argparse
 import gc
 import os
@@ -24,10 +25,12 @@ import redis
 from analytics import folding
 from analytics.checkpoint import Checkpoint, CheckpointUnusable
 from analytics.connecting import URL, connect
-from analytics.keys import AnalyticsKeys
+from analytics.connector import ADDRESS, ConnectorUnusable, KafkaAddress, jars
 from analytics.rows import VERSION, Status
 from analytics.second import Second
 from analytics.sinks import History, RedisSink, unfit_entries
+from analytics.source import LIMIT, Source, time_of
+from broker.metrics.record import LOG
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,7 +48,7 @@ POLL: Final = 0.5  # seconds
 GC_THRESHOLD: Final = 100_000  # objects: the folded state is large and has no cycles, so collections are mostly wasted
 
 Counts = dict[str, int]
-# gone: Redis trimmed the entry after the batch was planned
+# gone: the log deleted the entry before it was read
 NOTHING_COUNTED: Final[Counts] = {"late": 0, "unfit": 0, "gone": 0}
 
 
@@ -55,8 +58,20 @@ class Settings:
     prefix: str
     checkpoint: Path
     history: Path | None  # None: no history is written
-    limit: int = 10_000  # entries of a batch: about 30 MB
+    kafka: KafkaAddress | None = None  # that has the records; None: they are in Redis
+    topic: str = LOG  # of Kafka
+    limit: int = LIMIT  # entries of a batch
     trigger: float = TRIGGER
+
+    def source(self) -> Source:
+        """The log. Raises ConnectorUnusable."""
+        if self.kafka is not None:
+            from analytics.kafka_source import KafkaSource
+
+            return KafkaSource(self.kafka, self.limit, self.topic)
+        from analytics.redis_source import RedisSource
+
+        return RedisSource(self.url, self.prefix, self.limit)
 
 
 class JobClosed(Exception):
@@ -65,11 +80,11 @@ class JobClosed(Exception):
 
 class Job:
     def __init__(self, settings: Settings, spark: "SparkSession") -> None:
-        """Raises CheckpointUnusable."""
+        """Raises CheckpointUnusable, ConnectorUnusable."""
         self._settings = settings
         self._spark = spark
-        self._key = AnalyticsKeys(settings.prefix).metrics
-        self._checkpoint = Checkpoint(settings.checkpoint, self._key)
+        self._source = settings.source()
+        self._checkpoint = Checkpoint(settings.checkpoint, self._source.name)
         self._history = None if settings.history is None else History(settings.history)
         self._query: StreamingQuery | None = None
         self._stopping = threading.Event()
@@ -77,8 +92,13 @@ class Job:
         self._closed = False  # true: no further batch is processed
         self._writing = threading.Lock()
         self._status: Status | None = None
-        self._away = False
+        self._away = ""  # which server is not available
         self._batches = 0  # done by this process
+
+    @property
+    def shown(self) -> str:
+        """The name of the log, for people."""
+        return self._source.shown
 
     def stop(self) -> None:
         self._stopping.set()
@@ -94,12 +114,12 @@ class Job:
                     continue
                 failures = 1 if self._batches > before else failures + 1
                 before = self._batches
-                if self._redis_available():
+                if self._available():
                     if failures >= FAILURES:
                         return failure
                     _print(f"A batch failed and is repeated: {failure}")
                 self._stopping.wait(min(LONGEST_PAUSE, 0.5 * 2**failures))
-                while not self._stopping.is_set() and not self._redis_available():
+                while not self._stopping.is_set() and not self._available():
                     failures = 0
                     self._stopping.wait(POLL)
         finally:
@@ -126,12 +146,10 @@ class Job:
 
     def _start(self) -> "StreamingQuery":
         from analytics.decoding import decoded, deduplicated
-        from analytics.source import entries
 
         settings = self._settings
-        log = entries(self._spark, settings.url, self._key, settings.limit)
         return (
-            deduplicated(decoded(log))
+            deduplicated(decoded(self._source.entries(self._spark)))
             .writeStream.foreachBatch(self.take)
             .option("checkpointLocation", str(self._checkpoint.spark.absolute()))
             .trigger(processingTime=f"{settings.trigger:g} seconds")
@@ -162,15 +180,16 @@ class Job:
         saved = self._checkpoint.state_before(batch)
         state = saved["fold"] if saved else folding.begin()
         counts: Counts = NOTHING_COUNTED | (saved["counts"] if saved else {})
-        offset = self._checkpoint.offset(batch)
-        expected = max(0, offset["seen"] - (saved["seen"] if saved else 0))
         found = records.toArrow()
         ids, bodies = found.column("id").to_pylist(), found.column("unfit").to_pylist()
+        planned = self._source.planned(self._checkpoint, batch, max(map(time_of, ids), default=0.0))
+        now = max(planned.now, saved.get("now", 0.0) if saved else 0.0)
         invalid = len(ids) - bodies.count(None)
         duplicates = self._count_dropped(counts, saved["expected"] if saved else 0)
         counts["unfit"] += invalid
+        counts["gone"] += planned.lost
         made = of_workers(found.column("second").to_pylist())
-        folded = folding.fold(state, made, offset["now"] / 1000)
+        folded = folding.fold(state, made, now)
         counts["late"] += folded.late
         newest = max([saved["newest"] if saved else 0, *(one["second"] for one in made)])
         with self._writing, connect(self._settings.url) as client:
@@ -193,12 +212,12 @@ class Job:
                 "duplicates": duplicates,
                 "late": counts["late"],
                 "unfit": counts["unfit"],
-                "lost": offset["lost"] + counts["gone"],
+                "lost": counts["gone"],
                 "clocks": _clocks(found.column("skew").to_pylist(), bodies, made),
             }
             sink.write(folded.windows, folded.episodes, folded.findings, status)
             self._status = status
-        read = {"seen": offset["seen"], "expected": expected, "newest": newest}
+        read = {"expected": planned.entries, "now": now, "newest": newest}
         self._checkpoint.save(batch, {"fold": folded.state, "counts": counts, **read})
         self._batches += 1
 
@@ -227,7 +246,7 @@ class Job:
             if now - status["updated"] < HEARTBEAT:
                 return
             self._status = status = {**status, "updated": now}
-            if self._redis_available():
+            if not self._redis_trouble():
                 with connect(self._settings.url) as client:
                     RedisSink(client, self._settings.prefix).write_status(status)
         except redis.RedisError:
@@ -235,20 +254,26 @@ class Job:
         finally:
             self._writing.release()
 
-    def _redis_available(self) -> bool:
-        """Return whether Redis is available; print a line if this has changed."""
+    def _available(self) -> bool:
+        """Return whether Redis and the log are available; print a line if this has changed."""
+        away, why = "Redis", self._redis_trouble()
+        if not why:
+            away, why = self._source.shown, self._source.trouble(self._spark)
+        if why and away != self._away:
+            _print(f"{away} is not available ({why}); the analysis resumes when it is available again.")
+        if self._away and not why:
+            _print(f"{self._away} is available again; the analysis resumes.")
+        self._away = away if why else ""
+        return not why
+
+    def _redis_trouble(self) -> str:
+        """Return why Redis is not available; "" if it is."""
         try:
             with connect(self._settings.url) as client:
                 client.ping()
-            away = ""
         except (redis.RedisError, OSError) as error:
-            away = str(error)
-        if away and not self._away:
-            _print(f"Redis is not available ({away}); the analysis resumes when it is available again.")
-        if self._away and not away:
-            _print("Redis is available again; the analysis resumes.")
-        self._away = bool(away)
-        return not away
+            return str(error) or type(error).__name__
+        return ""
 
 
 def _no_batch() -> Status:
@@ -300,7 +325,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--prefix", default="weir", help="`redis.prefix` of the broker")
     options.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
     options.add_argument("--history", type=Path, metavar="DIR")
-    options.add_argument("--limit", type=int, default=10_000, help="maximum number of entries per batch")
+    options.add_argument("--limit", type=int, default=LIMIT, help="maximum number of entries per batch")
+    options.add_argument("--topic", default=LOG, help="topic of Kafka with the metrics records")
     options.add_argument("--trigger", type=float, default=TRIGGER, help="seconds between batches")
     given = options.parse_args(arguments)
     settings = Settings(
@@ -308,6 +334,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prefix=given.prefix,
         checkpoint=given.checkpoint,
         history=given.history,
+        kafka=KafkaAddress.decode(os.environ[ADDRESS]) if ADDRESS in os.environ else None,
+        topic=given.topic,
         limit=given.limit,
         trigger=given.trigger,
     )
@@ -316,15 +344,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from analytics.spark import LOCAL, session
 
-    spark = session(given.master or LOCAL)
     try:
+        spark = session(given.master or LOCAL, jars() if settings.kafka is not None else ())
         job = Job(settings, spark)
-    except CheckpointUnusable as error:
+    except (CheckpointUnusable, ConnectorUnusable) as error:
         _print(str(error))
         return 2
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, lambda *_: job.stop())
-    _print(f"The analysis of {settings.prefix}:metrics has started; its checkpoint is {settings.checkpoint}.")
+    _print(f"The analysis of {job.shown} has started; its checkpoint is {settings.checkpoint}.")
     failure = job.run()
     with suppress(Py4JError, OSError):  # the Java process may have ended
         spark.stop()

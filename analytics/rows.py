@@ -143,5 +143,5 @@ class Status(TypedDict):
     duplicates: int  # in the batch
     late: int  # records that arrived after the watermark, in all batches
     unfit: int  # entries that are not valid records, in all batches
-    lost: int  # entries that Redis trimmed before they were read, in all batches
+    lost: int  # entries that the log deleted before they were read, in all batches
     clocks: dict[str, float]  # nodes of the batch whose clock is wrong: seconds ahead (behind, if negative)

@@ -83,7 +83,7 @@ class RedisSink:
         self._client.set(self._keys.status, _json(status))
 
     def write_unfit(self, entries: Mapping[str, str]) -> None:
-        """Write invalid *entries* of the stream, by id. Raises redis.RedisError."""
+        """Write invalid *entries* of the log, by id. Raises redis.RedisError."""
         for id in sorted(entries, key=id_order):
             fields = {"id": id, "problem": problem(entries[id]), "record": entries[id]}
             clean: dict[Any, Any] = {name: value.encode(errors="replace") for name, value in fields.items()}
@@ -172,7 +172,7 @@ def _write(path: Path, table: pyarrow.Table) -> None:
 def problem(body: str) -> str:
     """Return why *body*, or its beginning, is not a valid record."""
     if not body:
-        return "the entry has no field `record`"
+        return "the entry has no record"
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,223 +1,62 @@
-# The stream of metrics records (Redis stream PREFIX:metrics) as a streaming source of Spark.
+# Where the metrics records come from: the seam between their log and all else of the analysis.
 #
-# An offset describes exactly what was read:
-# - `after`: the id of the last entry
-# - `seen`: how many entries had been added to the stream up to that entry
-# - `lost`: how many of them Redis trimmed before they were read
-# - `now`: the clock of Redis, in milliseconds
-# - `cuts`: the ids at the boundaries of the partitions since the previous offset. They are few: a partition costs its
-#   executor more than its first hundred entries do.
-# So a batch that is read again after a failure has the same entries in the same partitions, however the stream has
-# grown since. If no entries arrive, an empty batch is made every IDLE milliseconds: time passes in the folded state,
-# and a repetition of the batch has the same time. A script in Redis counts the entries, in small steps: the records go
-# from Redis directly to the executors.
-#
-# While Redis is unavailable, `latestOffset` reports no new entries. Reading a batch that is already planned retries for
-# a while and then fails; the job resumes from its checkpoint (job.py). If Redis trims an entry between planning and
-# reading, the job notices. A stream that was created anew, by a Redis without data, is read from its beginning. Redis
-# before 7 does not report how many entries were added: `lost` stays 0, and only the sequence numbers of the records
-# reveal gaps.
-import math
-import time
-from collections.abc import Iterator, MutableMapping, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, cast
-
-import pyarrow
-import redis
-from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
-from pyspark.sql.types import StructType
-
-from analytics.connecting import connect
+# Two logs have them: the stream of Redis (redis_source.py), and the Kafka topic `weir.metrics` (kafka_source.py). A
+# source gives Spark the entries of the log, with exact offsets, so that a batch that is repeated has the same entries.
+# What the log knows of a batch beside its entries, `Planned`, is read from the offsets that Spark has saved, and is the
+# same again, too. Nothing else of the analysis knows which log it is.
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-NAME: Final = "weir_log"
-# The columns. `at`: when Redis added the entry; `among`: the number of entries in the batch, an estimate.
-COLUMNS: Final = "id string, at timestamp, body string, among long"
-FIELD: Final = b"record"  # of an entry (broker/store/redis/record_log.py)
-CHUNK: Final = 500  # entries that are counted or read in one step: one or two milliseconds of Redis
-PARTS: Final = 4  # partitions of a batch, at most
+    from analytics.checkpoint import Checkpoint
+
+# The columns of entries. `id`: MS-NUMBER, when the log took the entry in (Unix time), and a number that makes the id
+# unique; `at`: the former as a timestamp; `parts`: how many partitions of about the same size the batch is read in.
+COLUMNS: Final = "id string, at timestamp, body string, parts int"
 LIMIT: Final = 10_000  # entries of a batch: about 30 MB
-LONGEST: Final = 1 << 20  # characters of a body; a longer body is cut, and thereby invalid
+LONGEST: Final = 1 << 20  # characters or bytes of a body; a longer body is cut, and thereby invalid
 LAST_MS: Final = 4_102_444_800_000  # the year 2100: an id may be any number of 64 bits, a timestamp may not
-BEGINNING: Final = "0-0"
-IDLE: Final = 10_000  # milliseconds
-RETRY_FOR: Final = 20.0  # seconds that reading waits for an unavailable Redis
-RETRY_EVERY: Final = 0.5
-
-# Returns how many entries (at most ARGV[2]) follow the id ARGV[1], and the id of the last. The bodies stay in Redis.
-STEP: Final = """
-local found = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COUNT', ARGV[2])
-return {#found, #found > 0 and found[#found][1] or ''}
-"""
-
-Offset = dict[str, Any]
+IDLE: Final = 10_000  # milliseconds after which there is an empty batch: time passes, also when nobody writes
 
 
-class Part(InputPartition):
-    """The entries after the id *after* up to the id *to*; the batch has *among* entries."""
+@dataclass(frozen=True)
+class Planned:
+    """What the log knows of a batch."""
 
-    def __init__(self, after: str, to: str, among: int) -> None:
-        self.after = after
-        self.to = to
-        self.among = among
-
-
-class RedisLog(DataSource):
-    """Options: `url` of Redis, `key` of the stream, `limit` (entries per batch), `parts` (partitions per batch)."""
-
-    @classmethod
-    def name(cls) -> str:
-        return NAME
-
-    def schema(self) -> str:
-        return COLUMNS
-
-    def streamReader(self, schema: StructType) -> "RedisLogReader":
-        return RedisLogReader(self.options)
+    entries: int  # of the batch, unless the log deletes some before they are read
+    lost: int  # entries that the log deleted before the batch was planned, and after the former one was
+    now: float  # the time, by the clock of the log if there are entries; 0.0: not known
 
 
-class RedisLogReader(DataSourceStreamReader):
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        self._url = options["url"]
-        self._key = options["key"]
-        self._limit = int(options.get("limit") or LIMIT)
-        self._parts = int(options.get("parts") or PARTS)
+class Source(Protocol):
+    name: str  # identifies the log, for the checkpoint
+    shown: str  # names it, for people
 
-    def initialOffset(self) -> dict[str, Any]:
-        return {"after": BEGINNING, "seen": -1, "lost": 0, "now": 0, "cuts": ""}
+    def entries(self, spark: "SparkSession") -> "DataFrame":
+        """Return the log as a stream with COLUMNS."""
+        ...
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxRows(self._limit)
+    def planned(self, checkpoint: "Checkpoint", batch: int, newest: float) -> Planned:
+        """Return what the log knows of *batch*, whose offsets Spark has saved in *checkpoint*.
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next batch; *start* if no entries are new or Redis is unavailable."""
-        most = None if isinstance(limit, ReadAllAvailable) else cast(ReadMaxRows, limit).max_rows
-        try:
-            with connect(self._url) as client:
-                return next_offset(client, self._key, start, most, self._parts)
-        except (redis.RedisError, OSError):
-            return start
+        *newest*: when the log took in the newest entry of the batch that came through; 0.0 if none did. Raises OSError,
+        ValueError: this version of Spark stores offsets differently.
+        """
+        ...
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Part]:
-        cuts = end["cuts"].split() if end != start else []
-        among = max(0, end["seen"] - max(0, start["seen"]))
-        return [Part(after, to, among) for after, to in pairwise(cuts)]
-
-    def read(self, partition: InputPartition) -> "Iterator[tuple[Any, ...]] | Iterator[pyarrow.RecordBatch]":
-        """Return the entries of *partition*. Raises redis.RedisError if Redis is unavailable for too long."""
-        part = cast(Part, partition)
-        return iter([_columns(_read_with_retries(self._url, self._key, part), part.among)])
-
-
-def next_offset(client: "redis.Redis", key: str, start: Offset, most: int | None, parts: int = PARTS) -> Offset:
-    """Return the offset at most *most* entries after *start*, with at most *parts* partitions. redis.RedisError."""
-    try:
-        info: dict[str, Any] = client.xinfo_stream(key)
-    except redis.ResponseError as error:
-        if "no such key" in str(error):
-            return _idle_offset(client, start)
-        raise
-    if not info["length"]:
-        return _idle_offset(client, start)
-    after, seen, lost = start["after"], start["seen"], start["lost"]
-    added = info.get("entries-added")
-    cut_off = max(0, added - info["length"]) if added is not None else 0
-    if id_order(_text(info["last-generated-id"])) < id_order(after) or (added is not None and added < seen):
-        after, seen = BEGINNING, cut_off  # another stream under the same name
-    elif seen < 0:
-        seen = cut_off  # the first read: entries that were trimmed before do not count as lost
-    elif cut_off > seen and id_order(_text(info["first-entry"][0])) > id_order(after):
-        lost += cut_off - seen
-        seen = cut_off
-    cuts = [after]
-    left = most
-    while left is None or left > 0:
-        wanted = CHUNK if left is None else min(CHUNK, left)
-        found, last = cast(list[Any], client.eval(STEP, 1, key, cuts[-1], str(wanted)))
-        if found:
-            cuts.append(_text(last))
-            seen += found
-        if found < wanted:
-            break
-        left = None if left is None else left - found
-    if len(cuts) == 1:
-        return _idle_offset(client, start)
-    now = max(start["now"], min(id_order(cuts[-1])[0], LAST_MS))
-    chunks = math.ceil((len(cuts) - 1) / parts)  # per partition
-    kept = [*cuts[:-1:chunks], cuts[-1]]
-    return {"after": cuts[-1], "seen": seen, "lost": lost, "now": now, "cuts": " ".join(kept)}
-
-
-def _idle_offset(client: "redis.Redis", start: Offset) -> Offset:
-    """Return *start*; if IDLE milliseconds have passed, the same position with the current time."""
-    if start["seen"] < 0:
-        return start
-    seconds, _ = client.time()
-    now = seconds * 1000
-    return start if now < start["now"] + IDLE else {**start, "now": now, "cuts": ""}
+    def trouble(self, spark: "SparkSession") -> str:
+        """Return why the log cannot be read now; "" if it can."""
+        ...
 
 
 def id_order(id: str) -> tuple[int, int]:
-    """Return the sort key of an entry id."""
+    """Return the sort key of the *id* of an entry."""
     milliseconds, _, number = id.partition("-")
     return int(milliseconds), int(number or 0)
 
 
-def register(spark: SparkSession) -> None:
-    spark.dataSource.register(RedisLog)
-
-
-def entries(spark: SparkSession, url: str, key: str, limit: int = LIMIT) -> "DataFrame":
-    """Return the stream *key* of the Redis at *url*, with COLUMNS."""
-    register(spark)
-    options: dict[str, str | int] = {"url": url, "key": key, "limit": limit}
-    options["parts"] = 2 * spark.sparkContext.defaultParallelism
-    return spark.readStream.format(NAME).options(**options).load()
-
-
-def _read_with_retries(url: str, key: str, part: Part) -> list[tuple[str, str | None]]:
-    deadline = time.monotonic() + RETRY_FOR
-    while True:
-        try:
-            with connect(url) as client:
-                return _read(client, key, part)
-        except (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError, OSError):
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(RETRY_EVERY)
-
-
-def _read(client: "redis.Redis", key: str, part: Part) -> list[tuple[str, str | None]]:
-    rows: list[tuple[str, str | None]] = []
-    after = part.after
-    while True:
-        found = cast(list[Any], client.xrange(key, f"({after}", part.to, CHUNK))
-        for id, fields in found:
-            body = fields.get(FIELD) if fields else None
-            rows.append((_text(id), None if body is None else body.decode(errors="replace")[:LONGEST]))
-        if len(found) < CHUNK:
-            return rows
-        after = rows[-1][0]
-
-
-def _columns(rows: list[tuple[str, str | None]], among: int) -> pyarrow.RecordBatch:
-    ids = [id for id, _ in rows]
-    at = [min(id_order(id)[0], LAST_MS) * 1000 for id in ids]
-    return pyarrow.RecordBatch.from_arrays(
-        [
-            pyarrow.array(ids, pyarrow.string()),
-            pyarrow.array(at, pyarrow.timestamp("us", tz="UTC")),
-            pyarrow.array([body for _, body in rows], pyarrow.string()),
-            pyarrow.array([among] * len(rows), pyarrow.int64()),
-        ],
-        names=["id", "at", "body", "among"],
-    )
-
-
-def _text(found: bytes | str) -> str:
-    return found.decode() if isinstance(found, bytes) else found
+def time_of(id: str) -> float:
+    """Return when the log took in the entry *id*, as Unix time."""
+    return min(id_order(id)[0], LAST_MS) / 1000

@@ -2,6 +2,7 @@
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,8 +28,8 @@ LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress":
 JAVA: Final = "-Xss4m -XX:TieredStopAtLevel=1"
 
 
-def session(master: str = LOCAL) -> SparkSession:
-    """Return the session of this process; create it if necessary."""
+def session(master: str = LOCAL, jars: Sequence[Path] = ()) -> SparkSession:
+    """Return the session of this process; create it, with *jars*, if necessary."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     java = shlex.quote(f"{JAVA} {_quiet()}")
     os.environ.setdefault("PYSPARK_SUBMIT_ARGS", f"--driver-java-options {java} pyspark-shell")
@@ -37,6 +38,8 @@ def session(master: str = LOCAL) -> SparkSession:
             "SPARK_LOCAL_IP", LOOPBACK["spark.driver.host"]
         )  # otherwise Spark logs the address that it guesses
     builder = SparkSession.builder.master(master)
+    if jars:
+        builder = builder.config("spark.jars", ",".join(map(str, jars)))
     for name, value in {**SETTINGS, **(LOOPBACK if is_local(master) else {})}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()

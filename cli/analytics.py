@@ -1,4 +1,5 @@
-# `weir analytics run`: finds the Redis of a node, checks that Spark can run, and executes the job (analytics/job.py).
+# `weir analytics run`: finds the Redis and the Kafka of a node, checks that Spark can run, and executes the job
+# (analytics/job.py).
 #
 # The job replaces this process (exec), so that signals, exit code and output are those of the job.
 import os
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -17,7 +19,8 @@ import typer
 from cli.options import NOT_SO, Assignments, ConfigFile, Folder, Name, refuse
 
 if TYPE_CHECKING:
-    from broker.config.schema import Config
+    from analytics.connector import KafkaAddress
+    from broker.config.schema import Kafka
 
 # The extra `analytics` of pyproject.toml.
 NEEDS: Final = ("pyspark>=4.2,<4.3", "pandas>=2.2,<3", "pyarrow>=18", "msgspec>=0.19")
@@ -51,6 +54,14 @@ def run(
         str | None,
         typer.Option("--redis", metavar="URL", help="Redis (default: that of the local node)."),
     ] = None,
+    kafka: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOSTS",
+            help="Read the metrics records from this Kafka: HOST:PORT of some brokers, with commas; '' for the stream "
+            "of Redis (default: as the node is configured).",
+        ),
+    ] = None,
     name: Name = None,
     folder: Folder = None,
     config: ConfigFile = None,
@@ -63,24 +74,52 @@ def run(
 
     The analysis resumes from its checkpoint.
     """
+    from analytics import connector
     from analytics.connecting import URL
 
-    address, prefix, place = find_log(url, name, folder, config, assignments)
+    found = find_logs(url, kafka, name, folder, config, assignments)
     _check_java()
     _check_spark(install)
-    checkpoint = (checkpoint or place / "checkpoint").absolute()
-    command = [sys.executable, "-m", "analytics.job", "--prefix", prefix, "--checkpoint", str(checkpoint)]
+    environment = {**os.environ, URL: found.redis}
+    if found.kafka is not None:
+        try:
+            connector.java_options(found.kafka)
+            connector.jars()
+        except connector.ConnectorUnusable as error:
+            refuse(str(error))
+        environment[connector.ADDRESS] = found.kafka.encode()
+    # Where Spark was in one log says nothing of another one.
+    checkpoint = checkpoint or found.place / ("checkpoint" if found.kafka is None else "checkpoint-kafka")
+    command = [sys.executable, "-m", "analytics.job", "--prefix", found.prefix]
+    command += ["--checkpoint", str(checkpoint.absolute())]
     if history is not None:
         command += ["--history", str(history.absolute())]
     if master is not None:
         command += ["--master", master]
-    os.execve(sys.executable, command, {**os.environ, URL: address})
+    os.execve(sys.executable, command, environment)
 
 
-def find_log(
-    url: str | None, name: str | None, folder: str | None, config: Path | None, assignments: list[str] | None = None
-) -> tuple[str, str, Path]:
-    """Return the address of Redis, the prefix of its keys and the folder of the analysis; exit if Redis is missing."""
+@dataclass(frozen=True)
+class FoundLogs:
+    redis: str  # the address, for redis-py
+    prefix: str  # of the keys there
+    kafka: "KafkaAddress | None"  # that has the metrics records; None: they are in Redis
+    place: Path  # the folder of the analysis
+
+
+def find_logs(
+    url: str | None,
+    kafka: str | None,
+    name: str | None,
+    folder: str | None,
+    config: Path | None,
+    assignments: list[str] | None = None,
+) -> FoundLogs:
+    """Return where the metrics records are, and the results of the analysis; exit if Redis is missing.
+
+    Without an address of Redis, both are where the node of this machine has them, whatever it was started with.
+    """
+    from broker.config.schema import Kafka, Redis
     from broker.config.sources import Given
     from cli.control_client import ControlClient, chosen_node
     from cli.options import load_settings
@@ -89,32 +128,54 @@ def find_log(
     from supervisor.redis_server import RedisUnusable
 
     options = [Given("redis.url", url, "--redis")] if url is not None else []
+    if kafka:
+        options.append(Given("kafka.hosts", kafka, "--kafka"))
     if name is not None:
         options.append(Given("node.name", name, "--name"))
     if folder is not None:
         options.append(Given("node.folder", folder, "--folder"))
-    settings: Config = load_settings(config, assignments, options).config
-    if settings.redis.url:
+    settings = load_settings(config, assignments, options).config
+    redis, brokers, place = settings.redis, settings.kafka, base_folder() / "analytics" / settings.redis.prefix
+    if not redis.url:
+        node = chosen_node(name, settings.node.folder or None, config)
+        with closing(ControlClient(node)) as control:
+            answer = control.request("analysis")  # exits with instructions if the node is not running
+        redis, place = Redis(**answer["redis"]), node.path / "analytics"
+        if not kafka:
+            given = answer["kafka"]
+            brokers = Kafka(
+                hosts=tuple(given["hosts"]),
+                options=tuple(given["options"].items()),
+                password_file=given["password_file"],
+            )
+    found_kafka = _kafka_address(brokers) if brokers.hosts and kafka != "" else None
+    if redis.url:
         try:
-            found = find_redis(settings.redis.url, settings.redis.ca)
+            found = find_redis(redis.url, redis.ca)
         except RedisUnusable as error:
             refuse(str(error))
         # redis-py takes the authorities from the URL, also in the processes of Spark.
         trusted = f"?{urlencode({'ssl_ca_certs': found.address.ca})}" if found.address.ca else ""
-        return settings.redis.url + trusted, settings.redis.prefix, base_folder() / "analytics" / settings.redis.prefix
-    node = chosen_node(name, settings.node.folder or None, config)
-    with closing(ControlClient(node)) as control:
-        control.request("status")  # exits with instructions if the node is not running
+        return FoundLogs(redis.url + trusted, redis.prefix, found_kafka, place)
     address = f"unix://{node.path / 'redis' / 'redis.sock'}"
     try:
         find_redis(address)
-    except RedisUnusable:
-        refuse(
-            f"The node {node.name} has no embedded Redis, or the Redis is not ready yet: if the node was started with "
-            "redis.url, give that URL with --redis.",
-            NOT_SO,
-        )
-    return address, settings.redis.prefix, node.path / "analytics"
+    except RedisUnusable as error:
+        refuse(f"The embedded Redis of the node {node.name} is not ready: {error}", NOT_SO)
+    return FoundLogs(address, redis.prefix, found_kafka, place)
+
+
+def _kafka_address(kafka: "Kafka") -> "KafkaAddress":
+    from analytics.connector import KafkaAddress
+
+    password = ""
+    if kafka.password_file:
+        try:
+            password = Path(kafka.password_file).read_text().strip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            refuse(f"cannot read kafka.password_file = {kafka.password_file}: {why}.")
+    return KafkaAddress(hosts=kafka.hosts, options=dict(kafka.options), password=password)
 
 
 def java() -> str:

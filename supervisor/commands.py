@@ -54,6 +54,7 @@ class Commands:
             "restart": (self._restart, {}),
             "reload": (self._reload, {}),
             "backup": (self._backup, {}),
+            "analysis": (self._analysis, {}),
             "clients": (self._clients, {"limit": int, "match": str}),
             "client": (self._client, {"client": str}),
             "why": (self._why, {"client": str}),
@@ -172,6 +173,18 @@ class Commands:
             raise Refused('The node stores no sessions, as store.durability is "memory": there is nothing to back up.')
         redis = {"address": self._node.redis.address.parts(), "prefix": config.redis.prefix}
         return {"node": config.node.name, "redis": redis}
+
+    async def _analysis(self, arguments: Arguments) -> object:
+        """Where the metrics records are, for `weir analytics run`, which reads them there. It is in the audit log."""
+        redis, kafka, metrics = self._node.config.redis, self._node.config.kafka, self._node.config.metrics
+        return {
+            "redis": {"url": redis.url, "ca": redis.ca, "prefix": redis.prefix},
+            "kafka": {
+                "hosts": [*kafka.hosts] if metrics.enabled else [],
+                "options": dict(kafka.options),
+                "password_file": kafka.password_file,
+            },
+        }
 
     async def _clients(self, arguments: Arguments) -> object:
         """The clients whose id contains `match`, at most `limit`, and whether there are more."""

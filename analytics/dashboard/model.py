@@ -317,14 +317,14 @@ def _footnote(live: Live, analysis: Analysis) -> str:
                 way = "ahead" if _number(ahead) > 0 else "behind"
                 sentences.append(
                     f"The clock of node {words.shown(node)} is {span(abs(_number(ahead)))} {way}: "
-                    "its records count at the time at which Redis received them."
+                    "its records count at the time at which the log received them."
                 )
     if status is not None and _number(status.get("unfit")):
         unfit = int(_number(status.get("unfit")))
         sentences.append(f"The analysis skipped {words.plural(unfit, 'invalid entry', 'invalid entries')}.")
     if status is not None and _number(status.get("lost")):
         lost = int(_number(status.get("lost")))
-        sentences.append(f"Redis removed {words.plural(lost, 'entry', 'entries')} before the analysis read them.")
+        sentences.append(f"The log lost {words.plural(lost, 'entry', 'entries')} before the analysis read them.")
     if analysis.unreadable:
         sentences.append(f"{words.plural(analysis.unreadable, 'invalid row')} of the analysis skipped.")
     return " ".join(sentences)

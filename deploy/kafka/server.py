@@ -7,10 +7,10 @@
 # Java compiles with its quick compiler only: the other one occupies a core for a minute, which a test has no use for.
 # A benchmark of Kafka's own cost wants `quick=False`.
 import argparse
-import fcntl
 import os
 import random
 import re
+import runpy
 import shutil
 import signal
 import socket
@@ -26,6 +26,7 @@ from typing import Final
 
 HERE: Final = Path(__file__).resolve().parent
 DIE_WITH_PARENT: Final = HERE.parent.parent / "broker" / "control" / "die_with_parent.py"
+MAVEN: Final = runpy.run_path(str(HERE.parent.parent / "analytics" / "maven.py"))
 POM: Final = HERE / "pom.xml"
 HOST: Final = "127.0.0.1"
 PORT: Final = 9092  # Kafka's usual one
@@ -78,13 +79,6 @@ class KafkaError(Exception):
     """Kafka cannot be started; the words say what to do."""
 
 
-def version() -> str:
-    """The version of Kafka that pom.xml asks for."""
-    found = re.search(r"<artifactId>kafka_[\d.]+</artifactId>\s*<version>([^<]+)</version>", POM.read_text())
-    assert found is not None
-    return found[1]
-
-
 def java() -> str:
     """Path of a Java that is new enough. KafkaError."""
     home = os.environ.get("JAVA_HOME")
@@ -98,35 +92,24 @@ def java() -> str:
     return binary
 
 
+def version() -> str:
+    """The version of Kafka that pom.xml asks for."""
+    found: str = MAVEN["version"](POM, "kafka_2.13")
+    return found
+
+
 def cache() -> Path:
     """The folder of the user in which the jars stay."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "weir" / f"kafka-{version()}"
+    folder: Path = MAVEN["cache"](f"kafka-{version()}")
+    return folder
 
 
 def jars() -> Path:
     """The folder with the jars; Maven copies them when they are missing. KafkaError."""
-    found = cache()
-    found.parent.mkdir(parents=True, exist_ok=True)
-    with (found.parent / f"{found.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not found.is_dir():
-            _copy_jars(found)
-    return found
-
-
-def _copy_jars(target: Path) -> None:
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise KafkaError("Kafka's jars come through Maven, which is not on PATH: install the package maven.")
-    print(f"Copying the jars of Apache Kafka {version()} into {target}", file=sys.stderr)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:  # a copy that is interrupted is none
-        copied = Path(folder) / "libs"
-        command = [maven, "-B", "-q", "-f", str(POM), "dependency:copy-dependencies", f"-DoutputDirectory={copied}"]
-        ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if ran.returncode:
-            raise KafkaError(f"Maven could not copy Kafka's jars:\n{(ran.stdout + ran.stderr).strip()}")
-        copied.rename(target)
+    try:
+        return Path(MAVEN["copied"](POM, cache(), f"Apache Kafka {version()}"))
+    except MAVEN["MavenError"] as error:
+        raise KafkaError(str(error)) from None
 
 
 def free_port() -> int:

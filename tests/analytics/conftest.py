@@ -16,12 +16,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
+    from analytics.connector import ConnectorUnusable, jars
     from analytics.spark import session
     from cli.analytics import java
 
     wrong = java()
     if wrong:
         pytest.skip(wrong)
-    made = session()
+    try:
+        made = session(jars=jars())
+    except ConnectorUnusable:  # tests that need it are skipped
+        made = session()
     yield made
     made.stop()

@@ -5,14 +5,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from analytics.connecting import URL
+from analytics.connector import ADDRESS, KafkaAddress
 from analytics.keys import AnalyticsKeys
 from analytics.rows import Episode, Status, Window
+from broker.metrics.record import LOG
 from tests.analytics.records import BEGAN, record, top
+from tests.kafka_servers import topic_name
 from tests.redis_servers import RunningRedis
 
 if TYPE_CHECKING:
@@ -31,18 +34,24 @@ class Log:
         self.url = f"unix://{server.socket}"
         self.prefix = prefix
         self.keys = AnalyticsKeys(prefix)
+        self.kafka: KafkaAddress | None = None
+        self.topic = LOG
         self._server = server
         self._at = BEGAN * 1000  # of the last entry, in milliseconds
 
-    def add(self, records: Iterable[Record | str]) -> None:
+    def add(self, records: Iterable[Record | str | bytes]) -> None:
         """Entries, taken in at the time of the record, but never before another one."""
         with self._server.client() as client, client.pipeline() as line:
-            for one in records:
-                if isinstance(one, dict):
-                    self._at = max(self._at, int(one["ts"] * 1000))
-                body = one if isinstance(one, str) else json.dumps(one)
-                line.execute_command("XADD", self.keys.metrics, f"{self._at}-*", "record", body)
+            for at, body in self.timed(records):
+                line.execute_command("XADD", self.keys.metrics, f"{at}-*", "record", body)
             line.execute()
+
+    def timed(self, records: Iterable[Record | str | bytes]) -> Iterator[tuple[int, str | bytes]]:
+        """When each of *records* is to be taken in, in milliseconds, and its body."""
+        for one in records:
+            if isinstance(one, dict):
+                self._at = max(self._at, int(one["ts"] * 1000))
+            yield self._at, json.dumps(one) if isinstance(one, dict) else one
 
     def status(self) -> Status | None:
         with self._server.client() as client:
@@ -74,6 +83,41 @@ class Log:
     def reaches(self, newest: int) -> None:
         """Wait until the job knows of the second *newest*."""
         wait_for(lambda: (self.status() or {"newest": 0})["newest"] >= newest, lambda: str(self.status()))
+
+
+class KafkaLog(Log):
+    """The log in a topic of its own of the Kafka at *address*. What is said of it is in Redis."""
+
+    def __init__(self, server: RunningRedis, address: str) -> None:
+        from kafka import KafkaAdminClient
+
+        super().__init__(server)
+        self.kafka = KafkaAddress(hosts=(address,))
+        self.topic = topic_name()
+        self.sent = 0
+        # Its times are those of the test, which are years ago.
+        configs = {"message.timestamp.type": "CreateTime", "retention.ms": "-1"}
+        with KafkaAdminClient(bootstrap_servers=address) as admin:
+            admin.create_topics({self.topic: {"num_partitions": 1, "configs": configs}})
+
+    def add(self, records: Iterable[Record | str | bytes]) -> None:
+        from kafka import KafkaProducer
+
+        assert self.kafka is not None
+        with KafkaProducer(bootstrap_servers=[*self.kafka.hosts], metrics_enabled=False) as producer:
+            for at, body in self.timed(records):
+                value = body if isinstance(body, bytes) else body.encode()
+                producer.send(self.topic, key=b"a/0", value=value, partition=0, timestamp_ms=at)
+                self.sent += 1
+            producer.flush(PATIENCE)
+
+    def delete_before(self, offset: int) -> None:
+        """Delete the first records, as retention would."""
+        from kafka import KafkaAdminClient, TopicPartition
+
+        assert self.kafka is not None
+        with KafkaAdminClient(bootstrap_servers=[*self.kafka.hosts]) as admin:
+            admin.delete_records({TopicPartition(self.topic, 0): offset})
 
 
 def wait_for(so: Callable[[], bool], told: Callable[[], str] = str) -> None:
@@ -117,6 +161,8 @@ class InThread:
             prefix=log.prefix,
             checkpoint=folder / "checkpoint",
             history=folder / "history",
+            kafka=log.kafka,
+            topic=log.topic,
             limit=limit,
             trigger=0.2,
         )
@@ -143,12 +189,15 @@ class InThread:
 class InProcess:
     """A job as `weir analytics run` starts it."""
 
-    def __init__(self, log: Log, folder: Path, limit: int, master: str = "local[1]") -> None:
+    def __init__(self, log: Log, folder: Path, limit: int, master: str = "local[1]", trigger: float = 0.2) -> None:
         command = [sys.executable, "-m", "analytics.job", "--prefix", log.prefix, "--limit", str(limit)]
         command += ["--checkpoint", str(folder / "checkpoint"), "--history", str(folder / "history")]
-        command += ["--master", master, "--trigger", "0.2"]
+        command += ["--master", master, "--trigger", f"{trigger:g}", "--topic", log.topic]
+        environment = {**os.environ, URL: log.url}
+        if log.kafka is not None:
+            environment[ADDRESS] = log.kafka.encode()
         self._errors = (folder / "errors").open("ab")
-        self.process = subprocess.Popen(command, env={**os.environ, URL: log.url}, stderr=self._errors)
+        self.process = subprocess.Popen(command, env=environment, stderr=self._errors)
 
     def kill(self) -> None:
         self.process.kill()

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 AT = datetime.fromtimestamp(BEGAN + 1, UTC)
 
 
-def entries(bodies: Sequence[str | None], among: int = 1) -> pyarrow.RecordBatch:
-    """A log of *bodies*, all taken in at the same time, and read in a batch of *among*."""
+def entries(bodies: Sequence[str | None], parts: int = 1) -> pyarrow.RecordBatch:
+    """A log of *bodies*, all taken in at the same time, and read in a batch with *parts* partitions."""
     ids = [f"{(BEGAN + 1) * 1000}-{number}" for number in range(len(bodies))]
     return pyarrow.RecordBatch.from_pydict(
         {
             "id": pyarrow.array(ids, pyarrow.string()),
             "at": pyarrow.array([AT] * len(ids), pyarrow.timestamp("us", tz="UTC")),
             "body": pyarrow.array(bodies, pyarrow.string()),
-            "among": pyarrow.array([among] * len(ids), pyarrow.int64()),
+            "parts": pyarrow.array([parts] * len(ids), pyarrow.int32()),
         }
     )
 

@@ -9,8 +9,8 @@ import pyarrow.parquet
 import pytest
 
 from analytics.job import Job, _cause
+from analytics.redis_source import next_offset
 from analytics.rows import Status
-from analytics.source import next_offset
 from tests.analytics.records import BEGAN, body
 from tests.analytics.running import InProcess, InThread, Log, Record, story, wait_for
 from tests.redis_servers import RunningRedis
@@ -107,7 +107,7 @@ def test_without_redis_the_job_waits_and_goes_on(
         log.add(story(5))
         log.reaches(BEGAN + 4)
         server.kill()
-        wait_for(lambda: running.job._away)
+        wait_for(lambda: bool(running.job._away))
         server.start()
         log.add(story(5, first=5))
         log.reaches(BEGAN + 9)

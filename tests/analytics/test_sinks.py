@@ -126,7 +126,7 @@ def test_what_is_no_record_is_kept_once_with_what_is_wrong(client: "redis.Redis"
     told = [(id, fields["id"], fields["problem"]) for id, fields in cast(list[Any], client.xrange(KEYS.unfit))]
     assert [
         ("5-0", "5-0", "not JSON, or too long"),
-        ("5-9", "5-9", "the entry has no field `record`"),
+        ("5-9", "5-9", "the entry has no record"),
         ("5-10", "5-10", "ts: missing"),
         ("6-0", "6-0", "not JSON, or too long"),
     ] == told

@@ -54,7 +54,7 @@ def test_without_a_node_it_says_how_to_start_one(tmp_path: Path) -> None:
     assert said.startswith("weir: The node weir is not running. `weir start --detach --name weir --set node.folder=")
 
 
-def test_a_node_with_a_redis_elsewhere_is_told(folder: str) -> None:
+def test_a_node_whose_redis_is_not_there_is_told(folder: str) -> None:
     """The job would wait for a socket that will never be there."""
     socket = Path(folder) / "redis" / "redis.sock"
     hidden = socket.rename(socket.with_suffix(".hidden"))
@@ -63,7 +63,8 @@ def test_a_node_with_a_redis_elsewhere_is_told(folder: str) -> None:
     finally:
         hidden.rename(socket)
 
-    assert (1, "give that URL with --redis.") == (code, said[-27:])
+    assert (1, True) == (code, said.startswith("weir: The embedded Redis of the node "))
+    assert " is not ready: " in said
 
 
 def test_the_redis_of_a_node_is_found(folder: str, tmp_path: Path) -> None:
@@ -147,3 +148,38 @@ def test_what_is_missing_is_installed_or_told(
     first, second = capfd.readouterr().err.splitlines()
     assert "weir: Installing PySpark (about 400 MB, only once)." == first
     assert second.startswith("weir: PySpark could not be installed for the reason above: `")
+
+
+def test_the_kafka_of_a_cluster_is_that_of_the_options_or_of_the_configuration(
+    start_redis: Callable[..., RunningRedis], tmp_path: Path
+) -> None:
+    """The analysis of nodes on other machines would read the stream of Redis, or connect without the password."""
+    url = f"unix://{start_redis().socket}"
+    (tmp_path / "password").write_text("secret\n")
+    config = tmp_path / "weir.toml"
+    config.write_text(
+        f"""[kafka]
+hosts = ["k1:9092"]
+options = {{sasl_mechanism = "PLAIN", sasl_plain_username = "weir"}}
+password_file = "{tmp_path / "password"}"
+"""
+    )
+
+    assert analytics.find_logs(url, None, None, None, None).kafka is None
+    found = analytics.find_logs(url, None, None, None, config).kafka
+    assert found is not None
+    assert (("k1:9092",), "secret") == (found.hosts, found.password)
+    assert {"sasl_mechanism": "PLAIN", "sasl_plain_username": "weir"} == found.options
+    other = analytics.find_logs(url, "k2:1,k3:2", None, None, config).kafka
+    assert other is not None
+    assert (("k2:1", "k3:2"), "secret") == (other.hosts, other.password)
+    assert analytics.find_logs(url, "", None, None, config).kafka is None
+
+
+def test_options_that_java_cannot_be_told_end_the_command(start_redis: Callable[..., RunningRedis]) -> None:
+    """Spark would start, and wait for ever for what never comes."""
+    options = ("--kafka", "k1:9092", "--set", 'kafka.options={ssl_ciphers = "x"}')
+
+    code, said = weir("--redis", f"unix://{start_redis().socket}", *options)
+
+    assert (2, True) == (code, said.startswith("weir: The analysis cannot connect to Kafka with ssl_ciphers = 'x'"))

@@ -8,7 +8,7 @@ import redis
 
 from analytics.connecting import connect
 from analytics.dashboard.reader import client
-from cli.analytics import find_log
+from cli.analytics import find_logs
 from supervisor.redis_address import find_redis
 from tests.net.tls import Authority
 from tests.redis_servers import HOST, RunningRedis, free_port, server_with_tls, tls_lines
@@ -24,7 +24,7 @@ def test_the_analysis_and_the_dashboard_speak_tls(start_redis: Callable[..., Run
         pytest.skip("there is no redis-server with TLS")
     start_redis(server, tls_lines(port, authority.issue("localhost"), authority.file) + "databases 2\n")
     url = f"rediss://localhost:{port}/1"
-    address, _, _ = find_log(url, None, None, None, [f"redis.ca={authority.file}"])
+    address = find_logs(url, None, None, None, None, [f"redis.ca={authority.file}"]).redis
     with connect(address) as job:
         assert job.ping()
     for wrong in (url, address.replace("localhost", HOST)):  # an unknown authority, another name

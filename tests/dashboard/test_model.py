@@ -89,7 +89,7 @@ def test_late_and_lost_records_and_wrong_clocks_are_shown() -> None:
 
     assert "4 records are missing since this dashboard started" in footnote
     assert "The analysis ignored 3 late records." in footnote
-    assert "Redis removed 2 entries before the analysis read them." in footnote
+    assert "The log lost 2 entries before the analysis read them." in footnote
     assert "The clock of node b is 75 s behind" in footnote
 
 

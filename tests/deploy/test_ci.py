@@ -47,6 +47,7 @@ def test_a_run_that_fails_leaves_no_compiler_behind(tmp_path: Path) -> None:
         executable(tmp_path / "bin" / tool, "#!/bin/sh\n")
     executable(tmp_path / ".venv" / "bin" / "python", BUILD)
     executable(tmp_path / "deploy" / "kafka" / "server.py", "")
+    executable(tmp_path / "analytics" / "connector.py", "")
     (tmp_path / "Makefile").write_text(MAKEFILE)
     os.mkfifo(tmp_path / "compiling")
     (tmp_path / ".ci").mkdir()
@@ -72,7 +73,7 @@ def test_a_machine_that_cannot_have_kafka_is_told_at_once(tmp_path: Path) -> Non
         executable(tmp_path / "bin" / tool, "#!/bin/sh\n")
     executable(tmp_path / ".venv" / "bin" / "python", "#!/bin/sh\n")
     (tmp_path / "Makefile").write_text(".venv/needs .venv/dev:\n\t@true\n")
-    for file in (".ci/run", "deploy/kafka/server.py", "deploy/kafka/pom.xml"):
+    for file in (".ci/run", "deploy/kafka/server.py", "deploy/kafka/pom.xml", "analytics/maven.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "JAVA_HOME": ""}

@@ -38,7 +38,10 @@ def run(tmp_path: Path, **programs: str) -> "subprocess.CompletedProcess[str]":
     [
         ({}, "Kafka needs Java 17 or newer: install it"),
         ({"java": OLD_JAVA}, "is not: set JAVA_HOME to one that is."),
-        ({"java": OLD_JAVA.replace("11", "21")}, "Kafka's jars come through Maven, which is not on PATH"),
+        (
+            {"java": OLD_JAVA.replace("11", "21")},
+            "come through Maven, which is not on PATH: install the package maven.",
+        ),
         ({"java": OLD_JAVA.replace("11", "21"), "mvn": "#!/bin/sh\necho no such artifact; exit 1"}, "no such artifact"),
     ],
 )

@@ -1,9 +1,11 @@
 # The source against real servers of Redis, the oldest and the newest that are here; Spark itself is in test_job.py.
+import json
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, cast
 
 import pytest
@@ -13,7 +15,9 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from analytics.source import CHUNK, LAST_MS, RedisLogReader
+from analytics.checkpoint import Checkpoint
+from analytics.redis_source import CHUNK, RedisLogReader, RedisSource
+from analytics.source import LAST_MS, Planned
 from tests.redis_servers import SERVERS, RunningRedis
 
 KEY: Final = "weir:metrics"
@@ -180,17 +184,17 @@ def test_a_log_that_was_made_anew_is_read_from_its_beginning(log: Log, first: st
     assert 0 == log.offset["lost"]
 
 
-def test_each_part_knows_how_many_are_in_its_batch(log: Log) -> None:
+def test_each_part_knows_how_many_its_batch_has(log: Log) -> None:
     """An executor would leave out names for which there is room, or send the driver more than it has time for."""
     log.add(*(f"{number}-0" for number in range(1, CHUNK + 2)))
     first = log.batch()
     log.add(f"{CHUNK + 2}-0")
     second = log.batch()
 
-    assert [CHUNK + 1] * 2 == [part.among for part in log.reader.partitions(*first)]
-    assert [1] == [part.among for part in log.reader.partitions(*second)]
+    assert [2] * 2 == [part.parts for part in log.reader.partitions(*first)]
+    assert [1] == [part.parts for part in log.reader.partitions(*second)]
     (read,) = log.reader.read(log.reader.partitions(*second)[0])
-    assert [1] == cast(Any, read).column("among").to_pylist()
+    assert [1] == cast(Any, read).column("parts").to_pylist()
 
 
 def test_an_entry_may_be_anything(log: Log) -> None:
@@ -243,8 +247,8 @@ def test_reading_fails_when_redis_stays_away(
     start_redis: Callable[..., RunningRedis], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark would wait for ever, and could not be stopped."""
-    monkeypatch.setattr("analytics.source.RETRY_FOR", 0.1)
-    monkeypatch.setattr("analytics.source.RETRY_EVERY", 0.01)
+    monkeypatch.setattr("analytics.redis_source.RETRY_FOR", 0.1)
+    monkeypatch.setattr("analytics.redis_source.RETRY_EVERY", 0.01)
     server = start_redis()
     log = Log(server)
     log.add("1-0")
@@ -256,3 +260,23 @@ def test_reading_fails_when_redis_stays_away(
     with pytest.raises(redis.ConnectionError):
         log.read(part)
     assert time.monotonic() - began < 10
+
+
+def test_what_is_known_of_a_batch_is_in_its_offsets(log: Log, tmp_path: Path) -> None:
+    """Entries that were cut off before the job began would count as lost, or those that were lost not at all."""
+    source, kept = RedisSource(f"unix://{log.redis.connection_pool.connection_kwargs['path']}", "weir"), tmp_path / "c"
+    checkpoint = Checkpoint(kept, source.name)
+    (checkpoint.spark / "offsets").mkdir(parents=True)
+    log.add(*(f"{number}-0" for number in range(1, 8)))
+    log.redis.xtrim(KEY, maxlen=3, approximate=False)
+    found: list[Planned] = []
+    for batch, more in enumerate((range(0), range(8, 13), range(13, 17))):
+        log.add(*(f"{number}-0" for number in more))
+        log.redis.xtrim(KEY, maxlen=3, approximate=False)
+        text = f"v1\n{{}}\n{json.dumps(log.batch()[1])}"
+        (checkpoint.spark / "offsets" / str(batch)).write_text(text)
+        found.append(source.planned(checkpoint, batch, 0.0))
+    checkpoint.close()
+
+    lost = (0, 2, 1) if counts(log.redis) else (0, 0, 0)  # Redis before 7 does not say
+    assert [Planned(3, some, now) for some, now in zip(lost, (0.007, 0.012, 0.016), strict=True)] == found
