@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PATIENCE: Final = 240.0  # seconds for what takes five on a machine with nothing else to do
+LAST_LINES: Final = 20
 LOOK: Final = 0.05  # seconds; Redis tells nobody that the job wrote
 
 Record = dict[str, Any]
@@ -88,16 +89,22 @@ class Log:
 class KafkaLog(Log):
     """The log in a topic of its own of the Kafka at *address*. What is said of it is in Redis."""
 
-    def __init__(self, server: RunningRedis, address: str) -> None:
-        from kafka import KafkaAdminClient
-
+    def __init__(self, server: RunningRedis, address: str, *, made: bool = True) -> None:
         super().__init__(server)
         self.kafka = KafkaAddress(hosts=(address,))
         self.topic = topic_name()
         self.sent = 0
+        if made:
+            self.make()
+
+    def make(self) -> None:
+        """Make the topic."""
+        from kafka import KafkaAdminClient
+
+        assert self.kafka is not None
         # Its times are those of the test, which are years ago.
         configs = {"message.timestamp.type": "CreateTime", "retention.ms": "-1"}
-        with KafkaAdminClient(bootstrap_servers=address) as admin:
+        with KafkaAdminClient(bootstrap_servers=[*self.kafka.hosts]) as admin:
             admin.create_topics({self.topic: {"num_partitions": 1, "configs": configs}})
 
     def add(self, records: Iterable[Record | str | bytes]) -> None:
@@ -196,8 +203,9 @@ class InProcess:
         environment = {**os.environ, URL: log.url}
         if log.kafka is not None:
             environment[ADDRESS] = log.kafka.encode()
-        self._errors = (folder / "errors").open("ab")
-        self.process = subprocess.Popen(command, env=environment, stderr=self._errors)
+        self._errors = folder / "errors"  # of all that ran in this folder
+        with self._errors.open("ab") as errors:
+            self.process = subprocess.Popen(command, env=environment, stderr=errors)
 
     def kill(self) -> None:
         self.process.kill()
@@ -208,6 +216,8 @@ class InProcess:
         return self._end()
 
     def _end(self) -> int:
-        code = self.process.wait(PATIENCE)
-        self._errors.close()
-        return code
+        return self.process.wait(PATIENCE)
+
+    def last_lines(self) -> str:
+        """The end of what it has written to stderr."""
+        return "\n".join(self._errors.read_text(errors="replace").splitlines()[-LAST_LINES:])

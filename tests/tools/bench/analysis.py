@@ -7,12 +7,13 @@
 import argparse
 import json
 import multiprocessing
+import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median
@@ -20,15 +21,13 @@ from typing import Any, Final, Protocol
 
 import pyarrow.parquet
 
-from analytics.connector import jars
-from analytics.job import Job, Settings
 from analytics.rows import Status
 from analytics.source import LIMIT
-from analytics.spark import session
 from tests.analytics.records import record, top
 from tests.analytics.running import InProcess, KafkaLog, Log
 from tests.kafka_servers import KafkaServer
 from tests.redis_servers import SERVERS, RunningRedis
+from tests.tools.bench.cost import cpu_seconds
 
 STEPS: Final = 20  # of a second, in which some of the workers write
 HITTERS: Final = 25  # clients, and topics, of each record: about 6 KB
@@ -116,94 +115,159 @@ def _record(worker: int) -> dict[str, Any]:
     return record(ts=0, node=node, worker=worker % NODE, boot=f"boot-{worker}", paused=HELD_BACK, top=tops)
 
 
-def measure(workers: int, seconds: int, master: str, kafka: bool, kills: int) -> None:
+class BenchFailed(Exception):
+    """The text says why there are no figures."""
+
+
+class KilledJob:
+    """The job, which is killed *kills* times, at least *every* seconds apart.
+
+    A kill waits until the job has finished a batch since it was started: otherwise it would interrupt nothing.
+    """
+
+    def __init__(self, log: Log, folder: Path, master: str, kills: int, every: float) -> None:
+        self.killed = 0
+        self._log = log
+        self._kills = kills
+        self._every = every
+        self._start = partial(InProcess, log, folder, LIMIT, master, trigger=1.0)
+        self._job = self._start()
+        self._before = time.monotonic()  # when it was killed, or began to have something to do
+        self._batch = -1  # the newest one when it was started
+        self._cpu = 0.0  # seconds that those used that were killed
+
+    def begin(self) -> None:
+        """Wait until it is ready. Raises BenchFailed."""
+        deadline = time.monotonic() + PATIENCE
+        while self._log.status() is None:
+            self.watch()
+            if time.monotonic() > deadline:
+                raise BenchFailed(f"The job has not started within {PATIENCE:.0f} s:\n{self.last_lines()}")
+            time.sleep(0.1)
+        self._before = time.monotonic()
+
+    def watch(self) -> None:
+        """Raises BenchFailed: it has ended by itself."""
+        code = self._job.process.poll()
+        if code is not None:
+            raise BenchFailed(f"The job ended with code {code}:\n{self.last_lines()}")
+
+    def kill_if_due(self) -> None:
+        if self.killed == self._kills or time.monotonic() < self._before + self._every:
+            return
+        if self._newest_batch() <= self._batch:
+            return
+        self._cpu = self.cpu()
+        self._job.kill()
+        self._batch, self._before = self._newest_batch(), time.monotonic()
+        self.killed += 1
+        self._job = self._start()
+        print(f"The job was killed after batch {self._batch}.", flush=True)
+
+    def _newest_batch(self) -> int:
+        status = self._log.status()
+        return -1 if status is None else status["batch"]
+
+    def cpu(self) -> float:
+        """Seconds of CPU that it has used."""
+        return self._cpu + cpu_seconds(self._job.process.pid)
+
+    def last_lines(self) -> str:
+        return self._job.last_lines()
+
+    def end(self) -> None:
+        self._job.terminate()
+
+
+def measure(workers: int, seconds: int, master: str, kafka: bool, kills: int) -> bool:
+    """Return whether the job has each record once. Raises BenchFailed."""
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as running:
         folder = Path(temporary)
         server = RunningRedis(SERVERS[-1], folder / "redis", more="appendonly no\n")
         running.callback(server.end)
-        log = Log(server)
+        log, keeper = Log(server), server.process.pid
+        into: Into = IntoRedis(log, workers)
         if kafka:
             brokers: Any = KafkaServer(folder / "kafka", quick=False)
             brokers.start()
             running.callback(brokers.kill)
-            log = KafkaLog(server, brokers.address)
-        into: Into = IntoKafka(brokers.address, log.topic) if kafka else IntoRedis(log, workers)
+            log, keeper = KafkaLog(server, brokers.address), brokers.process.pid
+            into = IntoKafka(brokers.address, log.topic)
         writer = multiprocessing.get_context("spawn").Process(target=write, args=(into, workers, seconds))
+        job = KilledJob(log, folder, master, kills, seconds / (kills + 1))
+        running.callback(job.end)
+        job.begin()  # or the first batch would be of what came in meanwhile
+        writer.start()
         running.callback(writer.join)
         running.callback(writer.terminate)
-        if kills:
-            _kill(log, folder, master, writer, seconds, kills)
-        else:
-            _run(log, folder, master, writer)
-        _compare(log, folder, workers, seconds)
+        took = _watch(log, writer, job, keeper)
+        print(f"Written: {workers * seconds / took:.0f} records a second; {workers} were wanted.")
+        if writer.exitcode:
+            raise BenchFailed(f"The writer ended with code {writer.exitcode}.")
+        _settle(log, job)
+        complete = _compare(log, folder, workers, seconds) and job.killed == kills
+        if not complete:
+            print(f"The job was killed {job.killed} times. Its last lines:\n{job.last_lines()}")
+        return complete
 
 
-def _run(log: Log, folder: Path, master: str, writer: BaseProcess) -> None:
-    """Run the job in this process while *writer* writes."""
-    checkpoint, history = folder / "checkpoint", folder / "history"
-    settings = Settings(
-        url=log.url, prefix=log.prefix, checkpoint=checkpoint, history=history, kafka=log.kafka, topic=log.topic
+def _watch(log: Log, writer: BaseProcess, job: KilledJob, keeper: int) -> float:
+    """Print a line each EVERY seconds while *writer* writes, and one for all of it. Raises BenchFailed.
+
+    *keeper*: the process that has the log. Returns the seconds that it took.
+    """
+    print(
+        f"{'s':>5} {'records/s':>9} {'batches':>7} {'delay, s':>8} {'batch, s':>8} {'CPU, %: job':>11} {'log':>4} lost"
     )
-    job = Job(settings, session(master, jars() if log.kafka is not None else ()))
-    running = threading.Thread(target=job.run)
-    running.start()
-    try:
-        _begin(log, writer, lambda: job._status)
-        _watch(writer, lambda: job._status, lambda: _state_rows(job))
-        _settle(lambda: job._status)
-    finally:
-        job.stop()
-        running.join()
+    began = printed = time.monotonic()
+    seen: dict[int, Status] = {}
+    counted = 0
+    first = cpu = job.cpu(), cpu_seconds(keeper)
+    while writer.is_alive():
+        writer.join(0.1)
+        job.watch()
+        job.kill_if_due()
+        status = log.status()
+        if status is not None and status["batch"] >= 0 and status["newest"]:
+            seen[status["batch"]] = status
+        if time.monotonic() - printed < EVERY:
+            continue
+        span, printed = time.monotonic() - printed, time.monotonic()
+        cpu, before = (job.cpu(), cpu_seconds(keeper)), cpu
+        recent = [one for number, one in seen.items() if number >= counted]
+        counted = max(seen, default=-1) + 1
+        print(
+            f"{printed - began:5.0f} {sum(one['records'] for one in recent) / span:9.0f} {len(recent):7} "
+            f"{max((one['delay_s'] for one in recent), default=0.0):8.2f} "
+            f"{median([one['batch_s'] for one in recent] or [0.0]):8.2f} "
+            f"{100 * (cpu[0] - before[0]) / span:11.0f} {100 * (cpu[1] - before[1]) / span:4.0f} "
+            f"{recent[-1]['lost'] if recent else 0:4}",
+            flush=True,
+        )
+    span = time.monotonic() - began
+    delays = sorted(one["delay_s"] for one in seen.values()) or [0.0]
+    print(
+        f"Delay: median {median(delays):.2f} s, 99 % {delays[int(0.99 * len(delays))]:.2f} s, most {delays[-1]:.2f} s. "
+        f"CPU of all {span:.0f} s: job {100 * (job.cpu() - first[0]) / span:.0f} %, "
+        f"log {100 * (cpu_seconds(keeper) - first[1]) / span:.0f} % of a core."
+    )
+    return span
 
 
-def _kill(log: Log, folder: Path, master: str, writer: BaseProcess, seconds: int, kills: int) -> None:
-    """Run the job in a process that is killed *kills* times in the *seconds* in which *writer* writes."""
-    jobs = [InProcess(log, folder, LIMIT, master, trigger=1.0)]
-    ended = threading.Event()
-
-    def killing() -> None:
-        for _ in range(kills):
-            if ended.wait(seconds / (kills + 1)):
-                return
-            jobs[-1].kill()
-            print("The job was killed.", flush=True)
-            jobs.append(InProcess(log, folder, LIMIT, master, trigger=1.0))
-
-    killer = threading.Thread(target=killing)
-    try:
-        _begin(log, writer, log.status)
-        killer.start()
-        _watch(writer, log.status, lambda: 0)
-        killer.join()
-        _settle(log.status)
-    finally:
-        ended.set()
-        if killer.ident is not None:
-            killer.join()
-        jobs[-1].terminate()
-
-
-def _begin(log: Log, writer: BaseProcess, status: Callable[[], Status | None]) -> None:
-    """Start *writer*. Spark has started by then: the first batch is not of what came in meanwhile."""
-    deadline = time.monotonic() + PATIENCE
-    while status() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    writer.start()
-
-
-def _settle(status: Callable[[], Status | None]) -> None:
-    """Wait until no more records come: LATEST after the last second, or PATIENCE if the job does not get there."""
+def _settle(log: Log, job: KilledJob) -> None:
+    """Wait until no more records come: for LATEST after the last second, or PATIENCE before it. Raises BenchFailed."""
     quiet, ended = time.monotonic(), time.time()
-    last = None
-    while time.monotonic() < quiet + (LATEST if last is not None and last > ended - 3 else PATIENCE):
-        told = status()
-        if told is not None and told["newest"] != last:
-            last, quiet = told["newest"], time.monotonic()
+    last = 0.0
+    while time.monotonic() < quiet + (LATEST if last > ended - 3 else PATIENCE):
+        job.watch()
+        status = log.status()
+        if status is not None and status["newest"] > last:
+            last, quiet = status["newest"], time.monotonic()
         time.sleep(0.1)
 
 
-def _compare(log: Log, folder: Path, workers: int, seconds: int) -> None:
-    """Print how often the records count that were written."""
+def _compare(log: Log, folder: Path, workers: int, seconds: int) -> bool:
+    """Print how often the records count that were written; return whether each one counts once."""
     counted: Counter[tuple[str, int]] = Counter()
     for file in (folder / "history").rglob("*.parquet"):
         table = pyarrow.parquet.ParquetFile(file).read(columns=["boot", "sequence"])
@@ -218,43 +282,7 @@ def _compare(log: Log, folder: Path, workers: int, seconds: int) -> None:
         f"{len({*counted} - written)} others; windows have {messages} of {MESSAGES * len(written)} messages; "
         f"late {missed[0]}, lost {missed[1]}."
     )
-
-
-def _watch(writer: BaseProcess, told: Callable[[], Status | None], state_rows: Callable[[], int]) -> None:
-    """A line each EVERY seconds while *writer* writes, and one for all of it."""
-    print(f"{'s':>5} {'records/s':>9} {'batches':>7} {'delay, s':>8} {'batch, s':>8} {'state rows':>10} {'lost':>6}")
-    began = time.monotonic()
-    seen: dict[int, Status] = {}
-    printed = began
-    counted = 0
-    while writer.is_alive():
-        writer.join(0.1)
-        status = told()
-        if status is not None and status["batch"] >= 0 and status["newest"]:
-            seen[status["batch"]] = status
-        if seen and time.monotonic() - printed >= EVERY:
-            recent = [one for number, one in seen.items() if number >= counted]
-            if not recent:
-                continue
-            span, printed = time.monotonic() - printed, time.monotonic()
-            counted = max(seen) + 1
-            print(
-                f"{printed - began:5.0f} {sum(one['records'] for one in recent) / span:9.0f} {len(recent):7} "
-                f"{max(one['delay_s'] for one in recent):8.2f} {median(one['batch_s'] for one in recent):8.2f} "
-                f"{state_rows():10} {recent[-1]['lost']:6}",
-                flush=True,
-            )
-    delays = sorted(one["delay_s"] for one in seen.values())
-    if delays:
-        print(
-            f"Delay: median {median(delays):.2f} s, 99 % {delays[int(0.99 * len(delays))]:.2f} s, "
-            f"most {delays[-1]:.2f} s"
-        )
-
-
-def _state_rows(job: Job) -> int:
-    progress = None if job._query is None else job._query.lastProgress
-    return int(progress["stateOperators"][0]["numRowsTotal"]) if progress and progress["stateOperators"] else 0
+    return written == {*counted} and not doubled and messages == MESSAGES * len(written)
 
 
 def main() -> None:
@@ -265,7 +293,11 @@ def main() -> None:
     parser.add_argument("--kafka", action="store_true", help="they write to Kafka, and not to Redis")
     parser.add_argument("--kills", type=int, default=0, help="how often the job is killed meanwhile (default: never)")
     given = parser.parse_args()
-    measure(given.workers, given.seconds, given.master, given.kafka, given.kills)
+    try:
+        complete = measure(given.workers, given.seconds, given.master, given.kafka, given.kills)
+    except BenchFailed as error:
+        sys.exit(f"There is no result. {error}")
+    sys.exit(0 if complete else 1)
 
 
 if __name__ == "__main__":
