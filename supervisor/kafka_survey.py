@@ -2,10 +2,12 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any, Final
 
 from broker.config.schema import Config
 from broker.config.sources import described
+from broker.metrics.record import LOG
 from supervisor.process import interpreter_flags
 
 PATIENCE: Final = 60.0  # seconds: an attempt to connect takes five, a request ten
@@ -30,22 +32,33 @@ def ask_kafka(config: Config) -> list[str]:
     return sentences(**told)
 
 
-def sentences(partitions: int, brokers: int, replication: int, in_sync: int) -> list[str]:
-    """What a Kafka means for the logs of clients, see `KafkaSurvey`."""
-    if replication == 1:
-        durable = (
-            "Kafka keeps one copy of each log: what is acknowledged survives the kill of its broker, but not a loss "
-        )
-        told = [f"{durable}of power or of its disk (application.replication)."]
-    else:
-        told = [
-            f"Kafka keeps {replication} copies of each log, and {in_sync} of them have what is acknowledged, or more "
-            f"(min.insync.replicas): it survives the loss of {in_sync - 1} of these brokers."
-        ]
-    if partitions > MOST_PARTITIONS * brokers:
+def sentences(
+    partitions: int, brokers: int, logs: Mapping[str, int] | None, metrics: Mapping[str, Any] | None
+) -> list[str]:
+    """What a Kafka means for the logs of clients, and for metrics records: see broker/carrier/survey.py."""
+    told = []
+    if logs is not None:
+        told.append(f"{durable('each log', **logs)} (application.replication).")
+    if metrics is not None and "error" in metrics:
+        told.append(f"Warning: metrics records cannot be published to Kafka: {metrics['error']}.")
+    elif metrics is not None:
+        told.append(f"{durable(f'the topic {LOG}', **metrics)}.")
+    if logs is not None and partitions > MOST_PARTITIONS * brokers:
         told.append(
             f"Warning: Kafka has {partitions} partitions, and each APPLICATION client adds one. With more than "
             f"{MOST_PARTITIONS} for each of its brokers, which are {brokers}, a broker takes long to start, and to be "
             "followed by another."
         )
     return told
+
+
+def durable(what: str, replication: int, in_sync: int) -> str:
+    if replication == 1:
+        return (
+            f"Kafka keeps one copy of {what}: what is acknowledged survives the kill of its broker, but not a loss of "
+            "power or of its disk"
+        )
+    return (
+        f"Kafka keeps {replication} copies of {what}, and {in_sync} of them have what is acknowledged, or more "
+        f"(min.insync.replicas): it survives the loss of {in_sync - 1} of these brokers"
+    )

@@ -2,6 +2,7 @@
 import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -52,19 +53,23 @@ class Carrier:
         self.clock: Final = clock
         self.reactor = Reactor(clock, input_budget=ANY)
         self.kafka = config.kafka.hosts
-        self._properties = log_settings(config.application).properties
         self._lines = lines
         name = f"weir-{assignment.node}-carrier"
         self._connections = [] if self.kafka else [self._connection(assignment.redis, name) for _ in range(2)]
         self.log: Log
+        self._try_out: Callable[[Callable[[LogError | None], None]], None]
         self._metrics: MetricsTopic | None = None
         if self.kafka:
             self.log = log = _kafka_log(config.kafka, name, clock, self.reactor.call)
+            self._try_out = log.reach
             if config.metrics.enabled:
-                self._metrics = log.metrics_topic(_properties(config.metrics), lines)
+                self._metrics = log.metrics_topic(metrics_properties(config.metrics), lines)
         else:
             commands, waits = self._connections
             self.log = RedisLog(commands, waits, config.redis.prefix, f"{assignment.incarnation:016x}", clock)
+        if config.application.clients or not self.kafka:  # else it has metrics records only
+            properties = log_settings(config.application).properties
+            self._try_out = partial(self.log.try_out, TRIED, properties)
         self.turns = Turns(self.log, self._connections, lines, self.reactor.soon)
         self.collector = Collector()
         self.loop = Loop(self.reactor, self.turns, self.collector, OutboundBudget(ANY), stall_timeout=NO_STALLS)
@@ -91,7 +96,7 @@ class Carrier:
             else:
                 then(f"Redis cannot be used for logs: {error}.")
 
-        self.log.try_out(TRIED, self._properties, tried)
+        self._try_out(tried)
 
     def join(self, worker: WorkerId, data: socket.socket, control: socket.socket) -> None:
         """*worker* is at the other ends of *data* and *control*, which do not block."""
@@ -137,7 +142,7 @@ class Carrier:
         self._lines.warning("internal_error", exc_info=error)
 
 
-def _properties(metrics: Metrics) -> TopicProperties:
+def metrics_properties(metrics: Metrics) -> TopicProperties:
     return TopicProperties(retention=int(metrics.retention), retention_bytes=metrics.retention_bytes)
 
 

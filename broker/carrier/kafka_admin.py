@@ -5,7 +5,6 @@
 import queue
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ WARM: Final = 10.0  # seconds until the producer has to know a new topic
 TOGETHER: Final = 100  # topics that are made at once
 CLOSE: Final = 1.0  # seconds for what the producer still has
 ALL_CONFIGS: Final = "all"
+IN_SYNC: Final = "min.insync.replicas"
 FIXED: Final = {"cleanup.policy": "delete"}  # configuration that a topic has to have
 # Kafka deletes whole segments. Its own are 1 GiB, or a week: a topic would take twice of what it is to keep.
 SEGMENTS: Final = 8  # of what a topic keeps, at least
@@ -36,13 +36,17 @@ LEAST_SEGMENT_TIME: Final = 60_000  # milliseconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class KafkaSurvey:
-    """What Kafka gives to logs."""
+class Copies:
+    """What Kafka keeps of a topic."""
 
+    replication: int  # copies of a record
+    in_sync: int  # of them, at least, when it is acknowledged
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaSize:
     partitions: int  # of all topics
     brokers: int
-    replication: int  # copies of a topic as clients have it
-    in_sync: int  # of them, that have a record when it is acknowledged
 
 
 class Creation(NamedTuple):
@@ -160,7 +164,7 @@ class KafkaAdmin:
             topic, kind = answer["name"], for_code(answer["error_code"])
             try:
                 if kind is TopicAlreadyExistsError:
-                    self._compare(topic, topics[topic], fixed)
+                    self.find_as(topic, topics[topic], fixed)
                 elif kind is not NoError:
                     raise error_of(kind(f"{topic}: {answer['error_message']}"))
             except LogError as error:
@@ -168,15 +172,22 @@ class KafkaAdmin:
             else:
                 made.append(topic)
         if made:
-            self._connected().wait_for_topics(made, REQUEST)
-            self._warm(made)
+            self._make_known(made)
 
-    def _compare(self, topic: str, wanted: TopicProperties, fixed: Mapping[str, str]) -> None:
-        """LogError: *topic*, which exists, is another one."""
+    def find_or_create(self, topic: str, wanted: TopicProperties, fixed: Mapping[str, str]) -> None:
+        """As `create`, but a topic that is there can be used without the right to create topics. LogError."""
+        if self.find_as(topic, wanted, fixed) is None:
+            self.create(topic, wanted, fixed)
+        else:
+            self._make_known([topic])
+
+    def find_as(self, topic: str, wanted: TopicProperties, fixed: Mapping[str, str]) -> TopicDescription | None:
+        """What is known of *topic*; None: it does not exist. LogError: its partitions, or *fixed*, are others."""
         found = self.describe(topic, fixed)
         if found is not None and found.properties.partitions != wanted.partitions:
             detail = f"{topic} has partitions: {found.properties.partitions}, and not {wanted.partitions}"
             raise LogError(LogFailure.OTHER_TOPIC, detail)
+        return found
 
     def try_out(self, topic: str, wanted: TopicProperties) -> None:
         """Find out whether Kafka would make *topic*. LogError: it would not."""
@@ -185,40 +196,44 @@ class KafkaAdmin:
         if kind not in (NoError, TopicAlreadyExistsError):
             raise error_of(kind(f"{topic}: {answer['error_message']}"))
 
-    def survey(self, topic: str, wanted: TopicProperties) -> KafkaSurvey:
-        """What Kafka gives to logs such as *topic*, which may exist. LogError: it would not make it."""
-        self.try_out(topic, wanted)
+    def size(self) -> KafkaSize:
         admin = self._connected()
-        metadata = admin.describe_cluster()
-        unknown = f"{topic}.{uuid.uuid4().hex}"
-        answer = self._answer_for(unknown, wanted)
-        in_sync = answer["configs"]["min.insync.replicas"]
-        return KafkaSurvey(
-            partitions=sum(len(one["partitions"]) for one in admin.describe_topics()),
-            brokers=len(metadata["brokers"]),
-            replication=answer["replication_factor"],
-            in_sync=int(in_sync["value"] if isinstance(in_sync, dict) else in_sync),
+        partitions = sum(len(one["partitions"]) for one in admin.describe_topics())
+        return KafkaSize(partitions=partitions, brokers=len(admin.describe_cluster()["brokers"]))
+
+    def copies(self, topic: str, wanted: TopicProperties, fixed: Mapping[str, str] = FIXED) -> Copies:
+        """What Kafka keeps of *topic*, or would if it were made. LogError: Weir cannot use it, or make it."""
+        found = self.find_as(topic, wanted, fixed)
+        if found is not None:
+            in_sync = self._configuration(topic)[IN_SYNC]
+            return Copies(replication=found.properties.replication, in_sync=int(in_sync))
+        answer = self._answer_for(topic, wanted, fixed)
+        kind = for_code(answer["error_code"])
+        if kind is not NoError:
+            raise error_of(kind(f"{topic}: {answer['error_message']}"))
+        given = answer["configs"][IN_SYNC]
+        return Copies(
+            replication=answer["replication_factor"], in_sync=int(given["value"] if isinstance(given, dict) else given)
         )
 
-    def _answer_for(self, topic: str, wanted: TopicProperties) -> Any:
+    def _answer_for(self, topic: str, wanted: TopicProperties, fixed: Mapping[str, str] = FIXED) -> Any:
         """What Kafka answers when it is asked whether it would make *topic*."""
-        return self._answers_for({topic: wanted}, True, FIXED)[0]
+        return self._answers_for({topic: wanted}, True, fixed)[0]
 
-    def _answers_for(
-        self, topics: Mapping[str, TopicProperties], only_validate: bool, fixed: Mapping[str, str]
-    ) -> Any:
+    def _answers_for(self, topics: Mapping[str, TopicProperties], only_validate: bool, fixed: Mapping[str, str]) -> Any:
         """Ask Kafka to make *topics*; its answer for each."""
         described = {topic: _described(wanted, fixed) for topic, wanted in topics.items()}
         return self._connected().create_topics(
             described, timeout_ms=REQUEST, validate_only=only_validate, raise_errors=False
         )["topics"]
 
-    def _warm(self, topics: Sequence[str]) -> None:
-        """Wait until the producer knows *topics*: all of them are in its next question to Kafka.
+    def _make_known(self, topics: Sequence[str]) -> None:
+        """Wait until *topics* have leaders and the producer knows them: all of them are in its next question to Kafka.
 
         `partitions_for()` waits for nothing, as PRODUCER says, and does not ask again for a topic that is not in the
         answer to a question that was under way.
         """
+        self._connected().wait_for_topics(topics, REQUEST)
         producer = self.connect()
         for topic in topics:
             with suppress(KafkaTimeoutError):
@@ -249,9 +264,7 @@ class KafkaAdmin:
         found = self.find(topic)
         if found is None:
             return None
-        resource = ConfigResource(ConfigResourceType.TOPIC, topic)
-        configs = admin.describe_configs([resource], config_filter=ALL_CONFIGS)["topic"][topic]
-        values = {name: config["value"] for name, config in configs.items()}
+        values = self._configuration(topic)
         for name, value in fixed.items():
             if values[name] != value:
                 raise LogError(LogFailure.OTHER_TOPIC, f"{topic} has {name}={values[name]}, and not {value}")
@@ -268,6 +281,14 @@ class KafkaAdmin:
             first=[first[one].offset for one in partitions],
             next=[following[one].offset for one in partitions],
         )
+
+    def _configuration(self, topic: str) -> dict[str, str]:
+        """The values by name. LogError."""
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+        found = self._connected().describe_configs([resource], config_filter=ALL_CONFIGS)["topic"][topic]
+        if not found:  # kafka-python keeps the error to itself, which is that of access rules: the topic is there
+            raise LogError(LogFailure.FORBIDDEN, f"DescribeConfigs of the topic {topic}")
+        return {name: one["value"] for name, one in found.items()}
 
 
 def _described(wanted: TopicProperties, fixed: Mapping[str, str]) -> dict[str, Any]:

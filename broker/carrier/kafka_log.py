@@ -191,6 +191,9 @@ class KafkaLog:
     def try_out(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
         self._admin.run(partial(self._admin.try_out, topic, properties), lambda result, error: then(error))
 
+    def reach(self, then: Callable[[LogError | None], None]) -> None:
+        self._admin.run(self._admin.connect, lambda result, error: then(error))
+
     def delete(self, topic: str, then: Callable[[LogError | None], None]) -> None:
         self._made.pop(topic, None)
 

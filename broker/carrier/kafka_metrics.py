@@ -98,8 +98,8 @@ class MetricsTopic:
             self._admin.run(self._made_topic, self._made)
 
     def _made_topic(self) -> object:
-        """In the thread: make the topic, or find it as it is to be; the producer, which knows it then. LogError."""
-        self._admin.create(self._topic, self._properties, TIMES)
+        """In the thread: find the topic as it is to be, or make it; the producer, which knows it then. LogError."""
+        self._admin.find_or_create(self._topic, self._properties, TIMES)
         return self._admin.connect()
 
     def _made(self, producer: object, error: LogError | None) -> None:

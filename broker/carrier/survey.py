@@ -1,15 +1,18 @@
 # What Kafka gives to the logs of a node, for `weir config check`: `python -m broker.carrier.survey`.
 #
 # A process of its own, as only the carrier may import kafka-python. It takes the settings as JSON from its input, and
-# writes JSON: {"error": SENTENCE}, or what `KafkaSurvey` has.
+# writes JSON: {"error": SENTENCE}, or what `KafkaSize` has, and `Copies` of the logs of clients (`logs`) and of the
+# topic of metrics records (`metrics`; {"error": SENTENCE} if it cannot be used). They are null if the node has none.
 import json
 import os
 import sys
+import uuid
 from dataclasses import asdict
 
-from broker.carrier.carrier import TRIED, CarrierUnusable, kafka_options, kafka_unusable
+from broker.carrier.carrier import TRIED, CarrierUnusable, kafka_options, kafka_unusable, metrics_properties
 from broker.config.schema import Config
 from broker.config.sources import restored
+from broker.metrics.record import LOG
 from broker.store.durable.application_logs import log_settings
 from broker.store.logs.topics import LogError
 
@@ -23,11 +26,25 @@ def survey(config: Config) -> dict[str, object]:
         from broker.carrier.inbox import Inbox
         from broker.carrier.kafka_admin import KafkaAdmin
         from broker.carrier.kafka_errors import error_of
+        from broker.carrier.kafka_metrics import TIMES
     except CarrierUnusable as error:
         return {"error": str(error)}
     admin = KafkaAdmin(options, Inbox(lambda work: None))
+
+    def metrics() -> dict[str, object] | None:
+        if not config.metrics.enabled:
+            return None
+        try:
+            return asdict(admin.copies(LOG, metrics_properties(config.metrics), TIMES))
+        except LogError as error:
+            return {"error": str(error)}
+
     try:
-        return asdict(admin.survey(TRIED, log_settings(config.application).properties))
+        logs = None
+        if config.application.clients:
+            unknown = f"{TRIED}.{uuid.uuid4().hex}"  # what a new log has; one that exists may differ
+            logs = asdict(admin.copies(unknown, log_settings(config.application).properties))
+        return {**asdict(admin.size()), "logs": logs, "metrics": metrics()}
     except LogError as error:
         return {"error": kafka_unusable(hosts, error)}
     except KafkaError as error:

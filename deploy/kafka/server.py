@@ -20,8 +20,9 @@ import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 HERE: Final = Path(__file__).resolve().parent
@@ -128,11 +129,18 @@ class KafkaServer:
     """A server with its data in *folder*. It is stopped, killed and started again at the same port."""
 
     def __init__(
-        self, folder: Path, port: int = 0, advertised: tuple[str, int] | None = None, *, quick: bool = True
+        self,
+        folder: Path,
+        port: int = 0,
+        advertised: tuple[str, int] | None = None,
+        *,
+        quick: bool = True,
+        more: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """*port* 0: a free one. *advertised*: where clients are told to connect to, such as a proxy. KafkaError.
 
         *quick*: it starts, and finds that it was killed, in the shortest time; it needs more of a processor then.
+        *more*: further settings of the server.
         """
         self.folder = folder
         self.port = port or free_port()
@@ -140,7 +148,7 @@ class KafkaServer:
         self.process: subprocess.Popen[bytes] | None = None
         self._log = folder / "kafka.log"
         self._java = [java(), *(QUICK_START if quick else ()), f"-Xmx{HEAP}", *LOGGING, "-cp", f"{jars()}/*"]
-        self._settings = SETTINGS | QUICK_SETTINGS if quick else SETTINGS
+        self._settings = {**SETTINGS, **(QUICK_SETTINGS if quick else {}), **more}
         self._properties = folder / "server.properties"
         self._prepare(free_port())
 

@@ -4,17 +4,23 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker.reasons import LogFailure
-from broker.store.logs.topics import TopicProperties
+from broker.store.logs.topics import LogError, TopicProperties
 from tests.carrier.conftest import UNCLOSED
 from tests.carrier.logs import PATIENCE, KafkaStage
 from tests.carrier.test_worker_lanes import Lines
-from tests.kafka_servers import HOST, SharedKafka, free_port, topic_name
+from tests.kafka_servers import HOST, KafkaServer, SharedKafka, free_port, skip_without_java, topic_name
 
+# Who has no rule may do all: the tests make rules for what they restrict.
+AUTHORIZER = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found": "true",
+}
 pytestmark = [pytest.mark.slow, UNCLOSED]
 
 RETENTION = TopicProperties(retention=3600, retention_bytes=8 << 20)
@@ -129,6 +135,50 @@ def test_a_topic_that_will_not_do_is_told_once(
     assert sentence in str(metrics.topic.trouble)
     assert [LogFailure.OTHER_TOPIC] == metrics.append(b"{}")
     assert ["metrics_topic_failed"] == metrics.lines.events
+
+
+def test_who_may_not_create_topics_uses_one_that_somebody_made(
+    tmp_path: Path, make_stage: Callable[[str], KafkaStage]
+) -> None:
+    """In a company whose Kafka has an administrator there would be no records."""
+    from kafka import KafkaAdminClient
+    from kafka.admin import ResourceType
+
+    skip_without_java()
+    server = KafkaServer(tmp_path, more=AUTHORIZER)
+    server.start()
+    try:
+        with KafkaAdminClient(bootstrap_servers=server.address) as admin:
+            made, missing, secret = (Metrics(make_stage(server.address)) for _ in range(3))
+            topic = {"num_partitions": 1, "configs": {"message.timestamp.type": "LogAppendTime"}}
+            admin.create_topics({made.name: topic, secret.name: topic})
+            _allow(admin, ResourceType.CLUSTER, "kafka-cluster", "CLUSTER_ACTION", "ALTER", "DESCRIBE")
+            for one in (made, missing):
+                _allow(admin, ResourceType.TOPIC, one.name, "WRITE", "DESCRIBE_CONFIGS")
+            _allow(admin, ResourceType.TOPIC, secret.name, "WRITE")
+        told: list[LogError | None] = []
+        made._stage.log.reach(told.append)  # with which a node begins that has no other use of Kafka
+        made._stage.until(lambda: told)
+        assert [None] == told
+        for one in (made, missing, secret):
+            one.topic.start()
+            one.made()
+
+        assert [None] == made.append(b"{1}")
+        assert [LogFailure.FORBIDDEN] == missing.append(b"{1}")
+        assert [LogFailure.FORBIDDEN] == secret.append(b"{1}")
+        assert f"DescribeConfigs of the topic {secret.name}" in str(secret.topic.trouble)
+    finally:
+        server.kill()
+
+
+def _allow(admin: Any, kind: Any, name: str, *operations: str) -> None:
+    """Allow everybody *operations* only."""
+    from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern
+
+    pattern = ResourcePattern(kind, name)
+    rules = [ACL("User:*", "*", ACLOperation[one], ACLPermissionType.ALLOW, pattern) for one in operations]
+    assert not admin.create_acls(rules)["failed"]
 
 
 def test_a_topic_that_was_deleted_is_made_again(metrics: Metrics, kafka_stage: KafkaStage, kafka: Any) -> None:
