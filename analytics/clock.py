@@ -1,4 +1,4 @@
-# The clock of a query whose log does not say that time passes: a stream without entries, with an offset every IDLE.
+# The clock of a query whose log does not say that time passes: a stream without entries, with an offset at intervals.
 #
 # Without entries Spark makes no batch. But an overload ends, too, when its only node is killed, and the state of the
 # analysis has to be told so. The stream of Redis has this in its own offsets (redis_source.py).
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NAME: Final = "weir_clock"
+INTERVAL: Final = "interval"  # an option
 
 
 class Clock(DataSource):
@@ -29,18 +30,22 @@ class Clock(DataSource):
         return COLUMNS
 
     def streamReader(self, schema: StructType) -> "ClockReader":
-        return ClockReader()
+        return ClockReader(int(self.options[INTERVAL]))
 
 
 class ClockReader(DataSourceStreamReader):
     """An offset has the time, `now`, in milliseconds."""
+
+    def __init__(self, interval: int = IDLE) -> None:
+        """*interval*: of offsets, in milliseconds."""
+        self._interval = interval
 
     def initialOffset(self) -> dict[str, Any]:
         return {"now": _now()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         now = _now()
-        return start if now < start["now"] + IDLE else {"now": now}
+        return start if now < start["now"] + self._interval else {"now": now}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return []
@@ -49,10 +54,10 @@ class ClockReader(DataSourceStreamReader):
         return iter(())
 
 
-def ticks(spark: SparkSession) -> "DataFrame":
-    """Return the stream, with COLUMNS."""
+def ticks(spark: SparkSession, interval: int) -> "DataFrame":
+    """Return the stream, with COLUMNS; *interval*: of its offsets, in milliseconds."""
     spark.dataSource.register(Clock)
-    return spark.readStream.format(NAME).load()
+    return spark.readStream.format(NAME).option(INTERVAL, interval).load()
 
 
 def _now() -> int:

@@ -108,6 +108,7 @@ class Job:
         gc.set_threshold(GC_THRESHOLD)
         failures, before = 0, 0
         try:
+            self._wait_until_available()
             while not self._stopping.is_set():
                 failure = self._run_query()
                 if not failure:
@@ -119,12 +120,19 @@ class Job:
                         return failure
                     _print(f"A batch failed and is repeated: {failure}")
                 self._stopping.wait(min(LONGEST_PAUSE, 0.5 * 2**failures))
-                while not self._stopping.is_set() and not self._available():
+                if self._wait_until_available():
                     failures = 0
-                    self._stopping.wait(POLL)
         finally:
             self._checkpoint.close()
         return ""
+
+    def _wait_until_available(self) -> bool:
+        """Wait until Redis and the log are available, or `stop()`; return whether that took time."""
+        waited = False
+        while not self._stopping.is_set() and not self._available():
+            waited = True
+            self._stopping.wait(POLL)
+        return waited
 
     def _run_query(self) -> str:
         """Run the query until it ends; return "" after `stop()`, otherwise the failure."""
@@ -260,9 +268,9 @@ class Job:
         if not why:
             away, why = self._source.shown, self._source.trouble(self._spark)
         if why and away != self._away:
-            _print(f"{away} is not available ({why}); the analysis resumes when it is available again.")
+            _print(f"{away} is not available ({why}); the analysis waits for it.")
         if self._away and not why:
-            _print(f"{self._away} is available again; the analysis resumes.")
+            _print(f"{self._away} is available; the analysis goes on.")
         self._away = away if why else ""
         return not why
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from analytics.checkpoint import Checkpoint
 from analytics.clock import ticks
 from analytics.connector import KafkaAddress, java_options
-from analytics.source import LAST_MS, LIMIT, LONGEST, Planned
+from analytics.source import IDLE, LAST_MS, LIMIT, LONGEST, Planned
 from broker.metrics.record import LOG
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class KafkaSource:
             f"make_valid_utf8(string(if(length(value) > {LONGEST}, substring(value, 1, {LONGEST}), value))) AS body",
             f"{parts} AS parts",
         )
-        return entries.unionByName(ticks(spark))
+        return entries.unionByName(ticks(spark, IDLE))
 
     def planned(self, checkpoint: Checkpoint, batch: int, newest: float) -> Planned:
         ends = checkpoint.offsets(batch)
@@ -83,8 +83,10 @@ class KafkaSource:
             finally:
                 admin.close(jvm.java.time.Duration.ZERO)
         except Py4JJavaError as error:
-            found = error.java_exception
-            return str((found.getCause() or found).getMessage())
+            found = error.java_exception.getCause() or error.java_exception
+            if found.getClass().getSimpleName() == "UnknownTopicOrPartitionException":
+                return "it does not exist"
+            return str(found.getMessage())
         except Py4JError:  # Spark itself has ended, which is no matter of Kafka
             return ""
         return ""

@@ -10,7 +10,7 @@ from analytics.connector import ConnectorUnusable, jars
 from tests.analytics.records import BEGAN, body
 from tests.analytics.running import InThread, KafkaLog, story, wait_for
 from tests.analytics.test_job import MESSAGES, history, killed, messages, names, status
-from tests.kafka_servers import SharedKafka, kafka, kafka_of_the_process, own_kafka
+from tests.kafka_servers import HOST, SharedKafka, free_port, kafka, kafka_of_the_process, own_kafka
 from tests.redis_servers import RunningRedis
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def make_log(start_redis: Callable[..., RunningRedis], kafka: SharedKafka) -> It
     except ConnectorUnusable as error:
         pytest.skip(str(error))
 
-    def make(address: str = kafka.address) -> KafkaLog:
-        return KafkaLog(start_redis(), address)
+    def make(address: str = kafka.address, *, made: bool = True) -> KafkaLog:
+        return KafkaLog(start_redis(), address, made=made)
 
     yield make
 
@@ -82,6 +82,7 @@ def test_time_passes_when_nobody_writes(
     spark: "SparkSession", make_log: MakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An overload that ended with its node would stay open for ever."""
+    monkeypatch.setattr("analytics.kafka_source.IDLE", 500)
     log = make_log()
     with InThread(spark, log, tmp_path):
         log.add(story(25))
@@ -89,6 +90,40 @@ def test_time_passes_when_nobody_writes(
 
         wait_for(lambda: [one["state"] for one in log.episodes().values()] == ["closed"])
     assert dict.fromkeys(range(25), 2 * MESSAGES) == messages(log)
+
+
+def test_a_job_waits_for_a_topic_that_no_node_has_made(
+    spark: "SparkSession", make_log: MakeLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who starts the analysis before the first node would have to start it again."""
+    log = make_log(made=False)
+    with InThread(spark, log, tmp_path) as running:
+        wait_for(lambda: bool(running.job._away))
+        log.make()
+        log.add(story(5))
+        log.reaches(BEGAN + 4)
+
+    assert dict.fromkeys(range(5), 2 * MESSAGES) == messages(log)
+    said = capsys.readouterr().err.splitlines()
+    assert [
+        f"weir: {running.job.shown} is not available (it does not exist); the analysis waits for it.",
+        f"weir: {running.job.shown} is available; the analysis goes on.",
+    ] == said
+
+
+def test_a_job_that_finds_no_kafka_says_so_and_can_be_stopped(
+    spark: "SparkSession", make_log: MakeLog, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    """With a wrong address nothing would happen, and nobody know why."""
+    from analytics.kafka_source import TIMES
+
+    monkeypatch.setattr("analytics.kafka_source.TIMES", dict.fromkeys(TIMES, "500"))
+    log = make_log(f"{HOST}:{free_port()}", made=False)
+    with InThread(spark, log, tmp_path) as running:
+        wait_for(lambda: bool(running.job._away))
+
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"weir: {running.job.shown} is not available (")
 
 
 @pytest.mark.nightly
