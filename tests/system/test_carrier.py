@@ -2,8 +2,6 @@
 #
 # In the tests of appending, the carrier and Redis are those of a node, and the workers are whole workers whose link a
 # test uses, as no client does so far (tests/carrier/log_worker.py).
-import itertools
-import json
 import os
 import select
 import signal
@@ -14,8 +12,6 @@ from typing import Any
 import pytest
 
 from broker.config.schema import Kafka
-from broker.metrics.record import LOG, misfit
-from cli.analytics import find_logs
 from supervisor.metrics import CARRIER_COUNTERS, CARRIER_GAUGES
 from tests.carrier.conftest import UNCLOSED
 from tests.carrier.processes import RunningCarrier, RunningWorker, Stage, named, numbers
@@ -294,39 +290,6 @@ def test_kafka_may_have_the_log(redis: RunningRedis, kafka: Any) -> None:
     stage.until(lambda: writer.written, "what was written")
     check(stage, writer, reader, 3)
     stage.close()
-
-
-# Metrics records.
-
-
-def test_the_metrics_records_of_a_node_are_published_to_kafka(start_node: StartNode, kafka: Any) -> None:
-    """Consumers of Kafka, and the analysis, would find nothing, or what they cannot read."""
-    from kafka import KafkaConsumer, TopicPartition
-
-    weir = start_node(2, kafka__hosts=kafka.address, metrics__interval="200ms")
-    name = node.status(weir.control)["node"]
-    found: dict[str, list[dict[str, Any]]] = {f"{name}/0": [], f"{name}/1": []}
-    weir.wait_until(lambda: bool(carrier_of(weir)["report"].get("metrics_written")), "publish records")
-    with KafkaConsumer(bootstrap_servers=kafka.address, enable_auto_commit=False) as consumer:
-        consumer.assign([TopicPartition(LOG, 0)])
-        consumer.seek_to_beginning()
-
-        def enough() -> bool:
-            for one in itertools.chain(*consumer.poll(timeout_ms=1000).values()):
-                if one.key.decode() in found:
-                    found[one.key.decode()].append(json.loads(one.value))
-            return all(len(records) >= 3 for records in found.values())
-
-        weir.wait_until(enough, "publish records of both workers")
-    for worker, records in enumerate(found.values()):
-        assert {(name, worker)} == {(record["node"], record["worker"]) for record in records}
-        assert [""] * len(records) == [misfit(record) for record in records]
-        sequences = [record["sequence"] for record in records]
-        assert [*range(sequences[0], sequences[0] + len(records))] == sequences
-    logs = find_logs(None, None, None, str(weir.folder / "node"), None)
-    assert logs.kafka is not None
-    assert (kafka.address,) == logs.kafka.hosts
-    assert find_logs(None, "", None, str(weir.folder / "node"), None).kafka is None
 
 
 # Its start.
