@@ -45,6 +45,7 @@ FAILURES: Final = 6  # in a row, without a finished batch between them, while Re
 LONGEST_PAUSE: Final = 10.0
 LAST_BATCH: Final = 10.0  # seconds that the last batch may take when the job stops
 POLL: Final = 0.5  # seconds
+REDIS: Final = "Redis"
 GC_THRESHOLD: Final = 100_000  # objects: the folded state is large and has no cycles, so collections are mostly wasted
 
 Counts = dict[str, int]
@@ -254,7 +255,10 @@ class Job:
             if now - status["updated"] < HEARTBEAT:
                 return
             self._status = status = {**status, "updated": now}
-            if not self._redis_trouble():
+            why = self._redis_trouble()
+            if why or self._away == REDIS:  # reading waits for Redis by itself, and says nothing
+                self._tell(REDIS, why)
+            if not why:
                 with connect(self._settings.url) as client:
                     RedisSink(client, self._settings.prefix).write_status(status)
         except redis.RedisError:
@@ -264,15 +268,19 @@ class Job:
 
     def _available(self) -> bool:
         """Return whether Redis and the log are available; print a line if this has changed."""
-        away, why = "Redis", self._redis_trouble()
+        away, why = REDIS, self._redis_trouble()
         if not why:
             away, why = self._source.shown, self._source.trouble(self._spark)
+        self._tell(away, why)
+        return not why
+
+    def _tell(self, away: str, why: str) -> None:
+        """Print a line if it has changed *why* *away* is not available; "": all are."""
         if why and away != self._away:
             _print(f"{away} is not available ({why}); the analysis waits for it.")
         if self._away and not why:
             _print(f"{self._away} is available; the analysis goes on.")
         self._away = away if why else ""
-        return not why
 
     def _redis_trouble(self) -> str:
         """Return why Redis is not available; "" if it is."""
