@@ -241,6 +241,7 @@ def test_a_worker_goes_on_reading_where_a_dead_one_was(stage: Stage) -> None:
     bodies: list[str] = []
     part = COUNT // 4
     for number in range(3):
+        stage.until(lambda: len(writer.written) == number, "what was written before")  # noqa: B023
         writer.write("t", part, first=number * part)
         stage.until(lambda: len(reader.got.get(0, [])) > part // 4)  # noqa: B023
         reader.kill()
@@ -251,6 +252,7 @@ def test_a_worker_goes_on_reading_where_a_dead_one_was(stage: Stage) -> None:
         stage.workers.remove(reader)
         reader = stage.start_worker()
         reader.read("t", position=position)
+    stage.until(lambda: len(writer.written) == 3, "what was written before")
     writer.write("t", part, first=3 * part)
     stage.until(lambda: len(writer.written) == 4, "what was written")
     reader.got[0] = bodies + reader.got.get(0, [])
