@@ -15,13 +15,15 @@ class IncomingMessages(SessionDiagnostics):
 
     def __init__(self, limits: SessionLimits, counters: Counters) -> None:
         super().__init__(limits, counters)
+        # Of the current connection. What each message of a fan-out needs lies side by side in memory, in the order in
+        # which attributes are set first: the processor fetches it at once.
+        self.outbox: Outbox | None = None
+        self.version = 0
+        self.maximum_packet = 0  # bytes that the client accepts; 0 = any number
+        self.storage: SessionStorage | None = None  # None: the session ends with its worker
         self.incoming: PacketIds | None = None  # QoS 2 packet ids received and not released
         self.unanswered: dict[int, Completion] | None = None  # of them, by id: those of connections that have ended
         self._carried: PacketIds | None = None  # those from former connections; the receive maximum counts the rest
-        self.storage: SessionStorage | None = None  # None: the session ends with its worker
-        # Of the current connection:
-        self.outbox: Outbox | None = None
-        self.version = 0
 
     def holds(self, packet_id: int) -> bool:
         """Whether a QoS 2 publish with that id was received and not released."""

@@ -36,6 +36,16 @@ class Session(IncomingMessages):
     ) -> None:
         """*queue*: the queue of a session that does not keep its messages in memory."""
         super().__init__(limits, counters)
+        # Of the current connection:
+        self.window = 0  # QoS 1 and 2 messages that may be unacknowledged
+        self.aliases: TopicAliases | None = None  # None: the broker may set none
+        self._inflight: dict[int, Message] | None = None
+        self._inflight_bytes = 0
+        self._unsent: deque[tuple[int, Message]] | None = None  # in flight when the last connection ended
+        self._queue = queue  # None: no message waits
+        self.last_id = 0  # the packet id that was given last, 0 before the first
+        self.backlog: Backlog | None = None  # None until the session is a member of a shared subscription
+        # Of the session:
         self.client_id = client_id
         self.principal: Principal = NOBODY  # of its user; NOBODY without a user and without access rules
         self.expiry = 0  # seconds that the session outlives its connection
@@ -44,19 +54,9 @@ class Session(IncomingMessages):
         self.will: Will | None = None
         self.replayed = 0  # retained messages and messages sent again, which the client has not paid for yet
         self.transfer_filter: TransferFilter | None = None  # while the session moves from one worker to another
-        self.backlog: Backlog | None = None  # None until the session is a member of a shared subscription
         self.expiry_timer = self.will_timer = 0  # keys of its timers, 0 = none
-        # Of the current connection:
-        self.maximum_packet = 0  # bytes that the client accepts; 0 = any number
-        self.window = 0  # QoS 1 and 2 messages that may be unacknowledged
-        self.aliases: TopicAliases | None = None  # None: the broker may set none
-        self._inflight: dict[int, Message] | None = None
-        self._inflight_bytes = 0
-        self._unsent: deque[tuple[int, Message]] | None = None  # in flight when the last connection ended
-        self._queue = queue  # None: no message waits
         if queue is not None:
             queue.bind(self)
-        self.last_id = 0  # the packet id that was given last, 0 before the first
 
     # The connection comes and goes.
 
