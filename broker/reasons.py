@@ -175,6 +175,8 @@ class FilterRefusal(Enum):
         "the filter has + at positions that no other filter has, and the limit of such patterns is reached",
     )
     BUDGET = ("subscription_budget", 0x97, "the memory for subscriptions, or the session's part of it, is used up")
+    SHARED_FILTERS = ("shared_filters", 0x97, "the APPLICATION client has as many shared subscriptions as it may")
+    LOG_UNAVAILABLE = ("shared_log_unavailable", 0x83, "the log that the shared subscription needs cannot be used now")
     QUOTA_SESSION_SUBSCRIPTIONS = (
         "quota_session_subscriptions",
         0x97,

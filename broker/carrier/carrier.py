@@ -22,7 +22,7 @@ from broker.net.log_lane import StreamLane
 from broker.net.loop import Loop
 from broker.net.reactor import Reactor
 from broker.store.durable.application_logs import log_settings
-from broker.store.durable.application_queue import topic_of
+from broker.store.durable.log_topics import topic_of
 from broker.store.logs.topics import LogError, TopicProperties
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.pipeline import CommandPipeline

@@ -51,6 +51,7 @@ from broker.store.logs.record_log import CarrierRecordLog
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
 from broker.store.redis.pipeline import CommandPipeline
+from broker.store.redis.pubsub import ChannelSubscription
 from broker.store.redis.record_log import RedisRecordLog
 from broker.store.sessions import Claims, MemorySessions, SessionStore
 
@@ -165,7 +166,10 @@ class ClusterLinks:
         self.durable_store.store_retained(retained, self.stamps, most_unwritten)
         if self.carrier is not None and self.log_gate is not None:
             settings = log_settings(base.config.application)
-            self.durable_store.keep_logs(self.carrier, self.log_gate, settings, base.log)
+            self.durable_store.keep_logs(self.carrier, self.log_gate, settings, base.log, redis.db)
+            dialler, channel = Dialler(base.reactor, base.internal_errors.report), keys.leases(redis.db)
+            name, heard = f"weir-{worker.node}-{worker.shard}-leases", self.durable_store.heard
+            self.durable_store.lease_notices = ChannelSubscription(dialler, redis, name, base.log, channel, heard)
         self.durable_store.start(base.clock())
         return self.durable_store
 

@@ -109,6 +109,9 @@ class Application:
     retention: float = duration(7 * 86400.0, least=60.0)  # of a topic, as in TBMQ
     retention_bytes: int = size(1_048_576_000, least=MIB)
     replication: int = number(0, most=100)  # copies that Kafka keeps of a topic; 0 = as many as its default is
+    # Partitions of the topic of a filter that clients share, when it is made: so many members of a group read at once.
+    shared_partitions: int = number(12, least=1, most=1000)
+    shared_filters: int = number(100, most=65_535)  # shared subscriptions of a client: each may have a topic made
     # The node does not start while the log cannot be used. false: it starts, and tries on. A client that would begin a
     # session with a log is refused until then (CloseReason.LOG_UNAVAILABLE), as its publishers would wait for that log,
     # and it would stay a DEVICE for as long as its session if it were let in as one.

@@ -155,6 +155,8 @@ ADVICE: Final[dict[Reason, str]] = {
         "limits.subscription_budget is the limit of a worker; a filter counts at all workers. "
         "One session has at most a quarter."
     ),
+    FilterRefusal.SHARED_FILTERS: "application.shared_filters is the limit, as each may need a log of its own.",
+    FilterRefusal.LOG_UNAVAILABLE: "`weir status` and `weir logs` show what is wrong with the log.",
     PauseReason.CREDITS: (
         "A client that publishes less, smaller messages or to fewer subscribers pays fewer credits. "
         "`weir limit set CLIENT --no-protection --ttl 1h --reason TEXT` exempts the client at the cost of others."

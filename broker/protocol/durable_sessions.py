@@ -158,7 +158,7 @@ class DurableSessions:
         if stored is None:
             then(None)
             return
-        session = self._sessions.stand_in(client_id, stored.user, ClosedFilter(forced))
+        session = self._sessions.stand_in(client_id, stored.user, ClosedFilter(forced), stored.log != b"")
         self._subscribing.enrol(session, stored.subscriptions(session), partial(then, session))
 
     def withdraw(self, session: Session) -> None:

@@ -50,6 +50,7 @@ from broker.session.origin import Origin
 from broker.session.queue import MessageBudget
 from broker.session.reserve import Reserve
 from broker.store.durable.shared_lists import SharedLists
+from broker.store.durable.shared_logs import DurableSharedLogs
 from broker.store.durable.store import DurableStore
 from broker.store.sessions import Claims, SessionStore
 
@@ -104,6 +105,7 @@ class ProtocolParts:
             SubscriptionBudget(routes, subscription_budget),
             when_confirmed,
             StreamPause(reactor, Pause.STORE, False),
+            config.application.shared_filters,
             acl,
         )
         self.publishing = Publishing(
@@ -187,6 +189,9 @@ class ProtocolParts:
                 durable, routes, base.worker, limits.queue_bytes, queue_budget, base.counters, base.log
             )
             routes.backlog.store = shared
+            if durable.logs is not None:
+                wake = reactor.wake
+                routes.logs = DurableSharedLogs(durable, queue_budget, counters, base.log, acl, wake)
             routes.backlog.members_known = False  # until the mesh says so
             timeouts = PackTimeouts(config.application, store, self.lifecycle)
             durable.overdue = timeouts.overdue

@@ -120,14 +120,15 @@ class SessionLifecycle:
         self._store.keep(session)
         return session
 
-    def stand_in(self, client_id: str, user: str | None, moves: TransferFilter) -> Session:
+    def stand_in(self, client_id: str, user: str | None, moves: TransferFilter, application: bool) -> Session:
         """A session that is to be in the routes for the one of *client_id* until that one is here.
 
-        Nothing is stored of it, and *moves* refuses all messages.
+        Nothing is stored of it, and *moves* refuses all messages. *application*: that one is of an APPLICATION client.
         """
         assert self._durable is not None
         session = Session(client_id, self.limits, self._counters)
         session.storage = SessionStorage(self._durable.commit.gate.gate)  # publishers wait for durable receivers
+        session.storage.application = application
         session.transfer_filter = moves
         self._set_principal(session, user)
         return session

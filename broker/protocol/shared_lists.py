@@ -3,6 +3,7 @@ from functools import partial
 
 from broker.log import Log
 from broker.protocol.essentials import Essentials
+from broker.routing.group_names import share_name
 from broker.routing.shared_backlog import SharedBacklog
 from broker.session.queue import MessageBudget
 
@@ -15,4 +16,4 @@ def shared_backlog(base: Essentials, budget: MessageBudget) -> SharedBacklog:
 
 
 def _log_full(log: Log, share: bytes, filter: bytes) -> None:
-    log.warning("shared_subscription_full", share=share.decode(), filter=filter.decode())
+    log.warning("shared_subscription_full", share=share_name(share).decode(), filter=filter.decode())

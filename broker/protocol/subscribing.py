@@ -80,14 +80,17 @@ class Subscribing:
         budget: SubscriptionBudget,
         settled: Callable[[Connection, Callable[[], None]], None],
         store_pause: SourcePause,
+        shared_filters: int,
         authoriser: Authoriser | None = None,
     ) -> None:
         """*settled* pauses a connection until all workers of the node know its subscriptions, then calls back.
 
-        *store_pause*: of a connection until its subscriptions are stored.
+        *store_pause*: of a connection until its subscriptions are stored. *shared_filters*: that an APPLICATION client
+        may have.
         """
         self._settled = settled
         self._store_pause = store_pause
+        self._shared_filters = shared_filters
         self._authoriser = authoriser
         self._routes = routes
         self._retained = retained
@@ -224,9 +227,16 @@ class Subscribing:
             then()
             return
         self._store_pause.pause(connection.outbox)
-        storage.when_stored(partial(self._stored, connection, then))
+        storage.when_stored(partial(self._stored, connection, session, then))
 
-    def _stored(self, connection: Connection, then: Callable[[], None]) -> None:
+    def _stored(self, connection: Connection, session: Session, then: Callable[[], None]) -> None:
+        logs = self._routes.logs
+        if logs is None or not _has_logs(session):
+            self._joined(connection, then)
+        else:  # a group begins where its log ends: what is published behind the SUBACK is for it
+            logs.when_joined(session, partial(self._joined, connection, then))
+
+    def _joined(self, connection: Connection, then: Callable[[], None]) -> None:
         self._store_pause.resume(connection.outbox)
         then()
 
@@ -374,6 +384,12 @@ class Subscribing:
             return FilterRefusal.PATTERNS
         if not self._budget.fits(session, filter, share):
             return FilterRefusal.BUDGET
+        logs = self._routes.logs
+        if share and logs is not None and _has_logs(session):
+            if session.storage is not None and session.storage.shared_subscriptions() >= self._shared_filters:
+                return FilterRefusal.SHARED_FILTERS
+            if logs.unusable():
+                return FilterRefusal.LOG_UNAVAILABLE
         return self._not_authorized(session, filter)
 
     def _not_authorized(self, session: Session, filter: bytes) -> FilterRefusal | None:
@@ -433,6 +449,10 @@ class Subscribing:
         if not replay.page and replay.scan.done:
             self._drop_replay(connection, subscription)
         return connection.replays is not None and session.ready()
+
+
+def _has_logs(session: Session) -> bool:
+    return session.storage is not None and session.storage.application
 
 
 def _scarce(connection: Connection, filters: int, now: float) -> bool:

@@ -171,6 +171,9 @@ class Deliveries:
         if route.crossing:
             for neighbour in route.neighbours:
                 neighbour.offer(message, now)
+            if route.logs is not None and message.qos:
+                for log in route.logs:
+                    log.append(message, now)
         if route.receivers > PAGE:
             self._begin(route, message, None, publisher, source, False)
         else:
@@ -294,7 +297,7 @@ class Deliveries:
 
 def share(group: SharedGroup, message: Message, publisher: Session | None, counters: Counters, now: float) -> None:
     """Deliver *message* to one member of *group*; if there is none, count it and note it for *publisher*."""
-    if not group.deliver(message, now):
+    if not group.publish(message, now):
         counters.dropped(DropReason.NO_SHARED_MEMBER, 1)
         if publisher is not None:
             publisher.note(DROP, DropReason.NO_SHARED_MEMBER.label, now)

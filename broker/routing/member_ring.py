@@ -8,6 +8,7 @@ class Member:
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
         self.ring: MemberRing | None = None
+        self.durable = False  # its session stores what it is offered
         self.before: Member | None = None  # in its ring
         self.after: Member | None = None
 

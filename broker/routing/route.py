@@ -12,6 +12,7 @@ from broker.routing.cold_index import ColdIndex
 from broker.routing.neighbour import ColdReceiver, Neighbour
 from broker.routing.overlapping import EVERYONE, SELF, Kind
 from broker.routing.shared import SharedGroup
+from broker.routing.shared_log import FilterLog
 from broker.routing.sizes import ROUTE
 from broker.session.message import Message
 from broker.session.principal import Principal
@@ -157,6 +158,7 @@ class Route:
         self.topic = topic
         self.groups: list[Group] = []
         self.shared: list[SharedGroup] = []
+        self.logs: list[FilterLog] | None = None  # that messages of QoS 1 and 2 are appended to; then it is `crossing`
         self.neighbours: list[Neighbour] = []
         self.gates: list[Gate] = []  # of `neighbours`
         self.stores: list[Gate] | None = None  # of stores, which publishes of QoS 1 and 2 pass, too
@@ -303,6 +305,17 @@ class Route:
         self.receivers += 1
         self.price += 1 + SHARED_PRICE
         self.size += RECEIVER_BYTES
+
+    def add_log(self, log: FilterLog) -> None:
+        """Append each message of QoS 1 or 2 to *log*, too, whose groups of APPLICATION clients were added.
+
+        It stays until the route is made anew, when none of these groups has a durable member any more.
+        """
+        if self.logs is None:
+            self.logs = []
+        if log not in self.logs:
+            self.logs.append(log)
+            self.size += RECEIVER_BYTES
 
     def remove_shared(self, group: SharedGroup) -> None:
         self.shared.remove(group)

@@ -30,9 +30,11 @@ from typing import Final, cast
 
 from broker.mqtt.topics import check_topic
 from broker.reasons import CloseReason, ProtocolError
+from broker.routing.application_group import ApplicationGroup
 from broker.routing.authority import Authoriser
 from broker.routing.cold_index import ColdIndex
 from broker.routing.filters import FilterIndex, first_level, is_wildcard, matches
+from broker.routing.group_names import MARK, is_application
 from broker.routing.hash_set import HashSet
 from broker.routing.neighbour import ColdReceiver, Neighbour, Neighbours
 from broker.routing.overlapping import audience, merged, overlaps
@@ -41,6 +43,7 @@ from broker.routing.remote_interest import RemoteInterest
 from broker.routing.route import RECEIVER_BYTES, RESERVED, ColdGroup, Route
 from broker.routing.shared import SharedGroup
 from broker.routing.shared_backlog import SharedBacklog, WaitingList
+from broker.routing.shared_log import SharedLogs
 from broker.routing.sizes import GROUP, MEMBER, SUBSCRIPTION
 from broker.session.message import Message
 from broker.session.principal import Principal
@@ -83,6 +86,7 @@ class Routes:
         self.patterns = patterns_of_worker(patterns)
         self.visits = 0  # levels and receivers that were visited and not charged yet, see take_visits()
         self.backlog = backlog
+        self.logs: SharedLogs | None = None  # None: there are none; to be set before there are subscriptions
         self.cold: ColdIndex | None = None  # None: no session of this worker is ever cold
         self.cold_elsewhere = RemoteInterest()
         self._cold_receiver: ColdReceiver | None = None
@@ -154,8 +158,8 @@ class Routes:
 
     def changed(self, subscription: Subscription) -> None:
         """Take note that the options of *subscription* have changed."""
-        if subscription.share:  # routes do not depend on the options of members
-            self._shared[subscription.share, subscription.filter].join(subscription)
+        if subscription.share:
+            self._join(subscription)
         else:
             self._changed(subscription.filter)
 
@@ -374,7 +378,7 @@ class Routes:
         return len(self._routes) + len(self._old), self.index.subscribers() + shared, shared
 
     def _join(self, subscription: Subscription) -> None:
-        group = self._group(subscription.share, subscription.filter)
+        group = self._group(self._share_of(subscription), subscription.filter)
         if len(group) == 0:
             self._shared_here += 1
             self.patterns.add(group.filter, True, subscription.session.client_id)
@@ -386,7 +390,7 @@ class Routes:
         self._announce(group)
 
     def _leave(self, subscription: Subscription) -> None:
-        group = self._shared[subscription.share, subscription.filter]
+        group = self._shared[self._share_of(subscription), subscription.filter]
         durable = group.durable
         group.leave(subscription)
         self._members -= 1
@@ -410,7 +414,7 @@ class Routes:
         group = self._shared.get(key)
         if group is not None:
             return group
-        group = self._shared[key] = SharedGroup(share, filter, self.backlog, self._authoriser, self._shard)
+        group = self._shared[key] = self._new_group(share, filter)
         self._groups.add(filter, group)
         self._shared_text += len(share) + len(filter)
         route = self._current(filter)
@@ -421,6 +425,17 @@ class Routes:
             self._size += RECEIVER_BYTES
             self._shrink(self._limit, self._topics)
         return group
+
+    def _new_group(self, share: bytes, filter: bytes) -> SharedGroup:
+        if self.logs is not None and share.startswith(MARK):
+            return ApplicationGroup(share, filter, self.backlog, self._authoriser, self._shard, self.logs)
+        return SharedGroup(share, filter, self.backlog, self._authoriser, self._shard)
+
+    def _share_of(self, subscription: Subscription) -> bytes:
+        """The share name of the group that *subscription* is in."""
+        if self.logs is not None and is_application(subscription):
+            return MARK + subscription.share
+        return subscription.share
 
     def _forget_empty(self, group: SharedGroup) -> None:
         """Remove *group* if it has no member at any worker."""
@@ -521,8 +536,11 @@ class Routes:
                 if not neighbour.gone:
                     route.add_neighbour(neighbour)
         if self._shared:
-            for group in self._groups.match(topic):
-                route.add_shared(cast(SharedGroup, group))
+            for subscriber in self._groups.match(topic):
+                group = cast(SharedGroup, subscriber)
+                route.add_shared(group)
+                if group.log is not None and group.durable:
+                    route.add_log(group.log)
             self.visits += self._groups.visited
         subscriptions: list[Subscription] = []
         for subscriber in self.index.match(topic):

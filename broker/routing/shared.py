@@ -40,13 +40,14 @@
 # memory, as all sessions of that kind: what it has not acknowledged is lost with its worker, or with its connection.
 from typing import Final, cast
 
-from broker.mqtt.topics import SHARE_PREFIX
 from broker.overload.gate import Gate
 from broker.reasons import DropReason
 from broker.routing.authority import Authoriser
+from broker.routing.group_names import group_key
 from broker.routing.member_ring import Member, MemberRing
 from broker.routing.neighbour import Neighbour
 from broker.routing.shared_backlog import ListHolder, SharedBacklog, WaitingList
+from broker.routing.shared_log import FilterLog
 from broker.session.message import Message, group_tag, group_variant
 from broker.session.session import Session
 from broker.session.subscriber import Subscriber
@@ -83,8 +84,9 @@ class SharedGroup(Subscriber):
         self._shard = shard
         self.share = share
         self.filter = filter
-        self._key = b"%b%b/%b" % (SHARE_PREFIX, share, filter)  # of subscriptions in their sessions
+        self._key = group_key(share, filter)
         self._tag = group_tag(self._key)
+        self.log: FilterLog | None = None  # None: it is no group of APPLICATION clients
         self._backlog = backlog
         self.durable = False  # a member at any worker is, and lists are stored
         self._durable_here = 0  # durable members at this worker
@@ -196,11 +198,9 @@ class SharedGroup(Subscriber):
             self._ready.add(member)
             session: Session = subscription.session
             session.backlog = self._backlog
-            if session.storage is not None:
-                self._durable_here += 1
-                self._look_whether_durable()
         else:
             _move(member, self._ready)
+        self._count_durable(member, self._is_durable(subscription))
         if self._waiting is not None:
             self._backlog.retry(self._key)
 
@@ -208,12 +208,20 @@ class SharedGroup(Subscriber):
         """KeyError if it is no member."""
         member = self._members.pop(subscription)
         cast(MemberRing, member.ring).remove(member)
-        session: Session = subscription.session
-        if session.storage is not None:
-            self._durable_here -= 1
-            self._look_whether_durable()
+        self._count_durable(member, False)
         if self._waiting is not None and not self._members:
             self._backlog.retry(self._key)
+
+    def _is_durable(self, subscription: Subscription) -> bool:
+        """Whether the session of *subscription* stores what it is offered."""
+        session: Session = subscription.session
+        return session.storage is not None
+
+    def _count_durable(self, member: Member, durable: bool) -> None:
+        if durable != member.durable:
+            member.durable = durable
+            self._durable_here += 1 if durable else -1
+            self._look_whether_durable()
 
     def may_be_ready(self, subscription: Subscription) -> None:
         """The session of *subscription* may have become writable: it has its turn for what waits."""
@@ -229,6 +237,10 @@ class SharedGroup(Subscriber):
             self._backlog.counters.dropped(DropReason.NO_SHARED_MEMBER, dropped)
             self._waiting = self._newer = None
             self._backlog.end(self._key)
+
+    def publish(self, message: Message, now: float) -> bool:
+        """Offer *message*, which is published at this worker, to one member; false if there is none for it."""
+        return self.deliver(message, now)
 
     def deliver(self, message: Message, now: float, hop: int = 0) -> bool:
         """Offer *message* to one member; false if there is none for it. *hop*: how many workers have passed it on."""

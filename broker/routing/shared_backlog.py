@@ -19,6 +19,7 @@ from typing import Final
 from broker.metrics.counters import Counters
 from broker.overload.gate import Gate
 from broker.reasons import DropReason
+from broker.routing.group_names import application_key
 from broker.session.message import Message
 from broker.session.queue import Holder, MemoryQueue, MessageBudget
 from broker.session.session import Session
@@ -236,10 +237,17 @@ class SharedBacklog(Backlog):
     def memberships(self, session: Session) -> Iterator[tuple[Subscriber, Subscription]]:
         """The groups for which messages wait and of which *session* is a member, each with its subscription."""
         lists, subscriptions = self._lists, session.subscriptions
+        if session.storage is not None and session.storage.application:
+            for subscription in list(subscriptions.values()):
+                key = subscription.key()
+                group = (lists.get(application_key(key)) or lists.get(key)) if subscription.share else None
+                if group is not None:
+                    yield group, subscription
+            return
         for key in list(lists if len(lists) < len(subscriptions) else subscriptions):
-            group, subscription = lists.get(key), subscriptions.get(key)
-            if group is not None and subscription is not None:
-                yield group, subscription
+            group, member = lists.get(key), subscriptions.get(key)
+            if group is not None and member is not None:
+                yield group, member
 
     def _schedule(self) -> None:
         if not self.scheduled and self.begin is not None:

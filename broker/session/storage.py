@@ -64,6 +64,10 @@ class SessionStorage:
         """Remove the subscription under *key*."""
         raise NotImplementedError
 
+    def shared_subscriptions(self) -> int:
+        """How many of the subscriptions are shared."""
+        raise NotImplementedError
+
     def may_receive(self, packet_id: int, duplicate: bool) -> bool:
         """Whether `receive()` may be called for such a publish; false: something has to be stored before.
 

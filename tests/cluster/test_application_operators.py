@@ -7,7 +7,7 @@ import pytest
 from broker.insight.application_requests import LATE
 from broker.insight.pending_answers import PATIENCE, RequestRefused
 from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, V5, Ack, Publish, Subscribe, Wanted
-from broker.store.durable.application_queue import topic_of
+from broker.store.durable.log_topics import topic_of
 from tests.cluster.durable_node import StartRedis
 from tests.cluster.test_applications import LASTING, MOST, Logged, numbers, publish, read_all, received, subscriber
 from tests.inprocess import Client

@@ -29,7 +29,7 @@ from broker.overload.gate import Gate
 from broker.protocol.client_kinds import APPLICATION, DEVICE, NON_PERSISTENT, kind_of
 from broker.reasons import CloseReason, DropReason
 from broker.store.durable.application_logs import log_settings
-from broker.store.durable.application_queue import topic_of
+from broker.store.durable.log_topics import topic_of
 from broker.store.durable.store import DurableStore
 from tests.cluster.durable_node import EXPIRY, Durable, StartRedis
 from tests.cluster.talk import subscribed

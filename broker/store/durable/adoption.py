@@ -130,15 +130,16 @@ def restore(
             raise ValueError(str(part))
     fields, first, last, length, released = parts
     stored = read_record(fields)
-    if stored.log:
+    if stored.log or stored.leases:
         record.become_application()
     ends = [None if each is None else decode_pack(each, now, wall) for each in (first, last)]
     numbers = stored.tokens.taken
     taken = TakenNumbers(numbers, state is None, again) if numbers or again else None
-    if length or released or numbers or state is not None or stored.log or record.present_queue() is not None:
+    if length or released or numbers or state is not None or record.application or record.present_queue() is not None:
         positions = [int(position) for position in released]
         record.queue().restore(ends[0], ends[1], length, positions, taken, state)
         record.queue().restore_log(stored.log)
+        record.queue().restore_leases(stored.leases)
     record.restore(stored)
     return stored
 

@@ -2,7 +2,7 @@
 #
 # The topic of a client has one partition. It is made when the session begins, and asked where its end is.
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import Final
@@ -12,6 +12,7 @@ from broker.log import Log
 from broker.overload.gate import Gate
 from broker.store.durable.adoption import client_id_of
 from broker.store.durable.application_queue import NOTHING_SENT, ApplicationQueue, QueueLogs
+from broker.store.durable.lease_scripts import LeaseKeys
 from broker.store.durable.log_browser import Found, LogLook, LogSearch
 from broker.store.durable.log_feed import LogFeed
 from broker.store.logs.port import Appender, LogLink, LogReading
@@ -30,6 +31,7 @@ class LogSettings:
     most: int = 200  # messages that were passed on to a client and are not done
     pack_timeout: float = 20.0  # seconds that the oldest message that was sent may not be done
     properties: TopicProperties = field(default_factory=TopicProperties)
+    shared_partitions: int = 12  # of the topic of a filter that clients share, when it is made
 
 
 def log_settings(application: Application) -> LogSettings:
@@ -39,7 +41,12 @@ def log_settings(application: Application) -> LogSettings:
         retention_bytes=application.retention_bytes,
         replication=application.replication or -1,
     )
-    return LogSettings(most=application.max_poll_records, pack_timeout=application.pack_timeout, properties=properties)
+    return LogSettings(
+        most=application.max_poll_records,
+        pack_timeout=application.pack_timeout,
+        properties=properties,
+        shared_partitions=application.shared_partitions,
+    )
 
 
 class ApplicationLogs(QueueLogs):
@@ -50,6 +57,7 @@ class ApplicationLogs(QueueLogs):
         settings: LogSettings,
         wall: Callable[[], float],
         overdue: Callable[[ApplicationQueue, float], None],
+        lease_keys: LeaseKeys,
         log: Log | None = None,
     ) -> None:
         """*gate*: of publishes for the sessions. *wall*: Unix time in seconds.
@@ -58,11 +66,13 @@ class ApplicationLogs(QueueLogs):
         """
         self.gate: Final = gate
         self.most = settings.most
+        self.lease_keys = lease_keys
         self.troubles: dict[str, str] = {}  # topics that cannot be made, found or read, and why
         self.mirror: Callable[[str, int], None] = _nobody  # is told from which offset on something is not done
-        self._link = link
+        self.link: Final = link
         self._properties = settings.properties
-        self._timeout = settings.pack_timeout
+        self.shared_properties: Final = replace(settings.properties, partitions=settings.shared_partitions)
+        self.timeout: Final = settings.pack_timeout
         self._look = min(LOOK, settings.pack_timeout / 20)
         self._look_at = 0.0
         self._wall = wall
@@ -97,7 +107,7 @@ class ApplicationLogs(QueueLogs):
             for queue in list(self._awake):
                 self._note(queue, queue.log_trouble())
                 since = queue.sent_since(now)
-                if since != NOTHING_SENT and now - since >= self._timeout:
+                if since != NOTHING_SENT and now - since >= self.timeout:
                     self._overdue(queue, now)
         if self._again and self._again_at == inf:
             self._again_at = now + RETRY
@@ -118,19 +128,19 @@ class ApplicationLogs(QueueLogs):
         waits = topic in self._asked
         self._asked[topic] = queue  # a queue that has waited before is that of a former session of the client
         if not waits:
-            self._link.create(topic, self._properties, partial(self._created, topic))
+            self.link.create(topic, self._properties, partial(self._created, topic))
 
     def _created(self, topic: str, error: LogError | None) -> None:
         if error is not None:
             self._failed(topic, error)
         else:
-            self._link.describe(topic, partial(self._described, topic))
+            self.link.describe(topic, partial(self._described, topic))
 
     def _described(self, topic: str, description: TopicDescription | None, error: LogError | None) -> None:
         if error is not None:
             self._failed(topic, error)
         elif description is None:  # it was deleted meanwhile
-            self._link.create(topic, self._properties, partial(self._created, topic))
+            self.link.create(topic, self._properties, partial(self._created, topic))
         else:
             queue = self._asked.pop(topic)
             self._note(queue, "")
@@ -142,13 +152,13 @@ class ApplicationLogs(QueueLogs):
 
     def unusable(self) -> str:
         """Why no log can be made for a session that begins; "": nothing is known to be wrong."""
-        return self._link.unusable()
+        return self.link.unusable()
 
     # What operators are told.
 
     def trouble(self, topic: str) -> str:
         """Why *topic*, of a session here, cannot be used now; "": nothing is known to be wrong."""
-        return self.troubles.get(topic) or self._link.append_trouble(topic)
+        return self.troubles.get(topic) or self.link.append_trouble(topic)
 
     def _note(self, queue: ApplicationQueue, why: str) -> None:
         """The log of *queue* cannot be used, for the reason *why*; "": it can."""
@@ -176,26 +186,26 @@ class ApplicationLogs(QueueLogs):
 
     def describe(self, queue: ApplicationQueue, then: Described) -> None:
         """Tell *then* about the log of *queue*, as it is now."""
-        self._link.describe(queue.topic, partial(_note_end, queue, then))
+        self.link.describe(queue.topic, partial(_note_end, queue, then))
 
     def look(self, queue: ApplicationQueue, found: Found) -> LogLook:
         """Tell *found* of the first record of *queue* that was not passed on as a whole: when there is one."""
-        return LogLook(self._link, queue.topic, max(0, queue.log_position()), found)
+        return LogLook(self.link, queue.topic, max(0, queue.log_position()), found)
 
     def search(
         self, queue: ApplicationQueue, log: TopicDescription, time: float, then: Callable[[int], None]
     ) -> LogSearch:
         """Find the first record of *queue* that was offered at *time* (Unix, seconds) or later; `go_on()` begins."""
-        return LogSearch(self._link, queue.topic, log.first[0], log.next[0], time, then)
+        return LogSearch(self.link, queue.topic, log.first[0], log.next[0], time, then)
 
     # Queues.
 
     def append(self, queue: ApplicationQueue, body: bytes, appender: Appender, now: float) -> None:
-        self._link.append(queue.topic, 0, body, appender, now)
+        self.link.append(queue.topic, 0, body, appender, now)
 
     def read(self, queue: ApplicationQueue, position: Position, feed: LogFeed) -> LogReading:
         self._awake[queue] = None
-        return self._link.read(queue.topic, 0, position, feed)
+        return self.link.read(queue.topic, 0, position, feed)
 
     def rests(self, queue: ApplicationQueue) -> None:
         self._awake.pop(queue, None)

@@ -22,7 +22,6 @@
 #
 # When a session ends, its topic stays. A worker cannot know that no other one has a new session of the client, which
 # has begun to append; what nobody reads is deleted by retention.
-import hashlib
 import os
 from math import inf
 from struct import Struct
@@ -36,10 +35,15 @@ from broker.session.expiry import ExpirySchedule
 from broker.session.message import Message
 from broker.session.queue import MessageBudget
 from broker.store.durable.group_commit import GroupCommit
+from broker.store.durable.held_leases import HeldLeases
+from broker.store.durable.lease_scripts import LeaseKeys
+from broker.store.durable.leases import Lease
 from broker.store.durable.log_feed import STEPS, LogFeed
 from broker.store.durable.log_pack import ERA, PACK, PACK_BYTES, LogMessage, encode_log_pack
+from broker.store.durable.log_topics import topic_of
 from broker.store.durable.pack import Pack, position_of
 from broker.store.durable.queue import DurableQueue, QueueReader
+from broker.store.durable.removals import Words
 from broker.store.durable.stored_session import LOG
 from broker.store.durable.tokens import TakenNumbers
 from broker.store.logs.port import Appender, LogReading
@@ -50,26 +54,19 @@ from broker.store.redis.keys import SessionKeys
 
 FORM: Final = 1
 SAVED: Final = Struct(">BI8s")  # FORM, messages of the record that were passed on, era; then the position, if any
-PREFIX: Final = "weir.msg.app."
-LONGEST: Final = 200  # characters of a client id in the name of a topic, which may have 249
 NOTHING_SENT: Final = -1.0
 UNKNOWN: Final = -2.0  # a time: that of the next look
 UNREAD: Final = -1  # an offset
 GRAIN: Final = 0.1  # seconds: messages that are sent within this time count as sent together
 PASSED_BYTES: Final = 1024 * 1024  # of messages that wait in the queue; one more message may exceed it
-
-
-def topic_of(client: bytes) -> str:
-    """The topic of *client*: its client id, if that is of ASCII letters and digits, else a hash. No two share one."""
-    name = client.decode(errors="surrogateescape")
-    plain = name.isascii() and name.isalnum() and len(name) <= LONGEST
-    return PREFIX + (name if plain else "sha256-" + hashlib.sha256(client).hexdigest())
+NO_LEASES: Final[list[Lease]] = []  # never changed
 
 
 class QueueLogs(Protocol):
     """Works with the log for queues."""
 
     most: int  # messages of a queue that were passed on and are not done
+    lease_keys: LeaseKeys
 
     def wall(self) -> float:
         """Unix time in seconds."""
@@ -160,6 +157,8 @@ class ApplicationQueue(DurableQueue):
         self._sent: list[tuple[int, float]] = []  # over this connection: the first position that was sent at a time
         self._noted = -1  # the offset behind the last record that was passed on as a whole
         self._ends: list[tuple[int, int]] = []  # of records that are not done: last position, offset behind the record
+        self.leases: Final = HeldLeases()
+        self._leases_first = False
 
     def restore_log(self, saved: bytes) -> None:
         if self._taken is not None:
@@ -190,6 +189,8 @@ class ApplicationQueue(DurableQueue):
 
     def rest(self) -> None:
         self._stop_reading()
+        if self.leases.release_all():
+            self._commit.soon(self)
         super().rest()
 
     def append(self, message: Message, most: int, now: float) -> int:
@@ -216,7 +217,7 @@ class ApplicationQueue(DurableQueue):
 
     def done(self, packet_id: int, message: Message, now: float) -> None:
         super().done(packet_id, message, now)
-        if self._feed is not None:
+        if self._feed is not None or self.leases.all:
             self.go_on(now)
 
     # Appending.
@@ -311,41 +312,64 @@ class ApplicationQueue(DurableQueue):
     def go_on(self, now: float) -> None:
         """Pass on what was read, as far as there are places."""
         feed = self._feed
-        if feed is None or self._feeding or not feed.has_more() or not self._has_place():
+        own = feed is not None and feed.has_more()
+        leased = self.leases.with_more() if self.leases.all else NO_LEASES
+        if self._feeding or not (own or leased) or not self._has_place():
             return
         if self.stored.unread or self._give is not None or self.damaged or self.purging:
             return  # what waits in Redis goes first
         self._feeding = True
         wall = self._logs.wall()
+        most = STEPS // (own + len(leased))
+        more = False
+        self._leases_first = not self._leases_first  # each has its turn, however much the other one has
+        if feed is not None and own and not (leased and self._leases_first):
+            more = self._pass_on(feed, None, most, now, wall)
+            own = False
+        for lease in leased:
+            if lease.feed is not None:
+                more = self._pass_on(lease.feed, lease, most, now, wall) or more
+        if feed is not None and own:
+            more = self._pass_on(feed, None, most, now, wall) or more
+        self._feeding = False
+        if more:
+            self._logs.soon(self)
+        self._commit.later(self, now)
+
+    def _pass_on(self, feed: LogFeed, lease: Lease | None, most: int, now: float, wall: float) -> bool:
+        """Pass on what *feed* has, of *lease* or of the own log, in *most* steps; whether there is more."""
         expired = withheld = 0
-        for _ in range(STEPS):
-            if not feed.has_more() or not self._has_place():
+        more = True
+        for _ in range(most):
+            more = feed.has_more() and self._has_place()
+            if not more:
                 break
             found = feed.step(now, wall)
-            self._note_end(feed)
-            if found is None or self._repeats(found):
+            if lease is None:
+                self._note_end(feed)
+            if found is None or (self._repeats(found) if lease is None else not lease.is_new(found)):
                 continue
-            message = found.message
-            if message.expired(now):
+            message = found.message if lease is None else lease.for_member(found.message)
+            if found.message.expired(now):
                 expired += 1
                 if self._holder is not None:
-                    self._holder.lost(message.topic)
-            elif self._keep is not None and not self._keep(message):
+                    self._holder.lost(found.message.topic)
+            elif message is None or (self._keep is not None and not self._keep(message)):
                 withheld += 1
             else:
                 self.size += message.size
                 self._budget.take(message)
                 self._add(message, now)
+        if lease is None:
+            self._log_due = True
         else:
-            self._logs.soon(self)
-        self._feeding = False
-        self._log_due = True
-        self._commit.later(self, now)
+            lease.due = True
         deleted, damages = feed.take_losses()
         self.report(DropReason.EXPIRED, expired)
         self.report(DropReason.MAY_NOT_READ, withheld)
         self.report(DropReason.RETENTION_EXPIRED, deleted)
         self.report(DropReason.LOG_DAMAGED, damages)
+        return more
 
     def _has_place(self) -> bool:
         """Whether one more message may be passed on."""
@@ -389,6 +413,34 @@ class ApplicationQueue(DurableQueue):
             offset = ends.pop(0)[1]
         if offset >= 0:
             self._logs.done(self, offset)
+
+    # Partitions of shared logs.
+
+    def hold(self, lease: Lease, now: float) -> None:
+        """Pass on what the feed of *lease* reads, from now on. To be called while `is_resting()` is false."""
+        self.leases.add(lease)
+        self.go_on(now)
+
+    def release_lease(self, lease: Lease) -> None:
+        """End *lease*, once it is stored how far its partition was read."""
+        self.leases.release(lease)
+        self._commit.soon(self)
+
+    def restore_leases(self, fields: dict[bytes, bytes]) -> None:
+        self.leases.restore(fields)
+        if fields:
+            self._commit.soon(self)
+
+    def record_key(self) -> bytes:
+        """The key of the record of the session."""
+        return self._keys.records + self.client
+
+    def is_overdue(self, now: float, timeout: float) -> bool:
+        """Whether the oldest message was not done in time, over this connection or the one before."""
+        since = self.sent_since(now)
+        if since != NOTHING_SENT and now - since >= timeout:
+            return True
+        return self.retries > 0 and self._first_unfinished() == self._timed_out
 
     # For operators.
 
@@ -478,6 +530,8 @@ class ApplicationQueue(DurableQueue):
 
     def _forget(self) -> list[Message]:
         self._stop_reading()
+        for lease in self.leases.all.values():
+            lease.stop()
         offered, self._offered = self._offered, []
         self._offered_bytes = 0
         for message in offered:
@@ -487,7 +541,8 @@ class ApplicationQueue(DurableQueue):
 
     def _give_if_stored(self) -> None:
         if self._give is not None and not self.damaged:
-            if self._offered or self._appending or self._log_due or self._log_under_way:
+            waits = self._offered or self._appending or self._log_due or self._log_under_way
+            if waits or self.leases.all:
                 return
         super()._give_if_stored()
 
@@ -497,18 +552,40 @@ class ApplicationQueue(DurableQueue):
             self._send_soon()
 
     def all_stored(self) -> bool:
-        if self._offered or self._appending or self._log_due or self._log_under_way:
+        if self._offered or self._appending or self._log_due or self._log_under_way or self.leases.all:
             return False
         return super().all_stored()
 
     # What GroupCommit asks for.
 
+    def removes(self, now: float) -> list[Words]:
+        ends = (self.ended or self.leaves) and not self._given
+        removals = super().removes(now)
+        if not self.leases.all or (self._given and not ends):
+            return removals
+        record = self._keys.records + self.client
+        released = self.leases.removes(self._logs.lease_keys, record, self.client, ends)
+        if released and not self.ended:
+            self._removing = True
+        return [*released, *removals]
+
+    def removed(self, errors: list[ReplyError], now: float) -> None:
+        for lease in self.leases.removed():
+            lease.ended(now)
+        super().removed(errors, now)
+
     def collect(self, now: float, wall: float) -> list[bytes]:
         writes = super().collect(now, wall)
-        if self._log_due and not (self.ended or self._given):
+        if self.ended or self._given:
+            return writes
+        fields = self.leases.fields()
+        if self._log_due:
             self._log_due = False
-            self._log_under_way = self._under_way = True
-            writes = [*writes, packed("HSET", self._keys.records + self.client, LOG, self._saved())]
+            self._log_under_way = True
+            fields += [LOG, self._saved()]
+        if fields:
+            self._under_way = True
+            writes = [*writes, packed("HSET", self._keys.records + self.client, *fields)]
         return writes
 
     def _saved(self) -> bytes:
@@ -519,6 +596,9 @@ class ApplicationQueue(DurableQueue):
     def committed(self, errors: list[ReplyError], now: float) -> None:
         begins = self._log_under_way and not self._log_due and self._position is not None and not self._opened
         self._log_under_way = False
+        self.leases.stored()
+        if self.leases.waits_to_release():
+            self._commit.soon(self)
         super().committed(errors, now)
         if begins and not (self.ended or self.damaged):
             self._opened = True

@@ -4,7 +4,7 @@
 --   ARGV how many client ids of the fence it knows, the number of this call; then each command: how many words, words
 --   -> client ids of the fence that it does not know; for each command 0, or its error
 --
--- Three commands are none of the server: `reduce`, `index` and `give`, as the functions below take them.
+-- Four commands are none of the server: `reduce`, `index`, `give` and `release`, as the functions below take them.
 --
 -- A server that is full refuses a script at its first command that may take memory, unless the script has written
 -- before: Redis 6.2 and 7.0 and Valkey 9.1 alike. Redis 6 knows no flags of scripts (allow-oom came with Redis 7). So the first
@@ -50,6 +50,25 @@ local function give(words) -- indexes of both owners, commit number of the new o
   return 0
 end
 
+local function release(record, state, client, lease_field, field, channel, notice) -- as RELEASE_LEASE in removals.py
+  for _, taken in ipairs(redis.call('LRANGE', KEYS[1], ARGV[1], -1)) do
+    if taken == client or taken == '' then
+      return 0
+    end
+  end
+  local lease = redis.pcall('HGET', record, lease_field)
+  if type(lease) ~= 'string' then
+    return 0
+  end
+  redis.call('HDEL', record, lease_field)
+  local held = redis.pcall('HGET', state, field)
+  if type(held) == 'string' and string.sub(held, 1, 17) == 'L' .. string.sub(lease, 1, 16) then
+    redis.call('HSET', state, field, 'F' .. string.sub(lease, 17))
+    redis.call('PUBLISH', channel, notice)
+  end
+  return 0
+end
+
 local function run(first, last)
   if last - first < WORDS then
     return redis.pcall(unpack(ARGV, first, last))
@@ -74,6 +93,8 @@ while at <= #ARGV do
     answer = set_index(unpack(ARGV, first + 1, last))
   elseif ARGV[first] == 'give' then
     answer = give({ unpack(ARGV, first + 1, last) })
+  elseif ARGV[first] == 'release' then
+    answer = release(unpack(ARGV, first + 1, last))
   else
     answer = run(first, last)
   end

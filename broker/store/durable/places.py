@@ -75,6 +75,9 @@ class QueuePlaces(MessageQueue):
         this worker has none, and what is stored of it stays.
         """
 
+    def restore_leases(self, fields: dict[bytes, bytes]) -> None:
+        """Release the leases that another worker has stored as *fields*; without a log they stay. ValueError."""
+
     def waiting_in_memory(self) -> tuple[list[StoredMessage], list[StoredMessage]]:
         """The messages that wait in memory, in order: those ahead of the packs that are unread, and those behind."""
         behind = [StoredMessage(each, message) for each, message in self._new.items() if each > self._ready_to]

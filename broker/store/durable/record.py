@@ -3,7 +3,7 @@
 # A subscription is a field of its own, so a SUBSCRIBE costs what it brings, however many a session has. The client id
 # is in the index of its worker as long as there is a hash, with a value that tells what an absent session waits for
 # (index.py).
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 import msgpack
@@ -11,6 +11,7 @@ from hiredis import ReplyError
 
 from broker.delivery.completion import Completion
 from broker.overload.gate import Gate
+from broker.routing.group_names import application_key, is_shared
 from broker.routing.interest import DEADLINE
 from broker.session.message import Message
 from broker.session.queue import Holder, MessageQueue
@@ -20,6 +21,7 @@ from broker.session.transfer.entries import subscription_options, will_fields
 from broker.session.will import Will
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.index import READ
+from broker.store.durable.lease_scripts import digest_of
 from broker.store.durable.memberships import Memberships
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.removals import INDEX, Words, in_transaction
@@ -59,6 +61,13 @@ class QueueMaker(Protocol):
 
     def log_gate(self) -> Gate | None:
         """The gate of publishes for sessions whose messages wait in a log; None: there is no log."""
+        ...
+
+    def members_key(self, key: bytes) -> bytes:
+        """Where the members are stored of the group of APPLICATION clients with the shared subscription *key*.
+
+        b"": there is no log, and no such group.
+        """
         ...
 
     def left(self, keys: SessionKeys, client: bytes, queue: DurableQueue, groups: list[bytes]) -> None:
@@ -269,6 +278,9 @@ class SessionRecord(SessionStorage, Writer):
         if self._groups is not None:
             self._groups.remove(key, self._queue is not None)
 
+    def shared_subscriptions(self) -> int:
+        return 0 if self._groups is None else len(self._groups.current)
+
     def store_group(self, key: bytes) -> None:
         """The record is not that of a session, but of messages for the shared subscription under *key*."""
         self._put(key, bytes(1))
@@ -346,11 +358,24 @@ class SessionRecord(SessionStorage, Writer):
             self._queue = None
             self._leaves = True
             self._commit.order(1)
-            self._queues.left(self._keys, self._client, queue, self._groups.all())
+            self._queues.left(self._keys, self._client, queue, self._group_keys(self._groups.all()))
         elif queue is not None and not queue.ended:  # the session does not have it
             queue.clear()
         self._commit.soon(self)
         self._commit.move_last(self)
+
+    def _group_keys(self, keys: list[bytes]) -> list[bytes]:
+        """The keys of the groups that the shared subscriptions *keys* are in."""
+        if self.application and self._queues.log_gate() is not None:
+            return [application_key(key) for key in keys]
+        return keys
+
+    def _leaves_groups(self, fields: Iterable[bytes]) -> list[Words]:
+        """Have the session be no member any more of the groups of APPLICATION clients among *fields*, which end."""
+        if not self.application or self._groups is None:
+            return []
+        member, found = digest_of(self._client), [self._queues.members_key(key) for key in fields if is_shared(key)]
+        return [("SREM", key, member) for key in found if key]
 
     def _damaged(self) -> bool:
         """Whether what is stored of the session, or of its queue, cannot be read or written."""
@@ -412,7 +437,10 @@ class SessionRecord(SessionStorage, Writer):
         fields = list(self._removed)  # first: what was removed may have been put since
         if not self._writing:  # what is to be stored may be of the same fields: it will not, unless the session stays
             self._removed = None
-        removals: list[Words] = [("HDEL", self._keys.records + self._client, *fields)]
+        removals: list[Words] = [
+            ("HDEL", self._keys.records + self._client, *fields),
+            *self._leaves_groups(fields),
+        ]
         if LEFT in fields and self._index_due and self._indexed:  # what the index says of an absent client is not true
             removals.append((INDEX, self._keys.index, self._client, READ))
             self._index_due = self._index != READ
@@ -449,7 +477,8 @@ class SessionRecord(SessionStorage, Writer):
         keys, client = self._keys, self._client
         key = keys.records + client
         removal: Words = ("RENAME", key, keys.damaged + client) if self._damaged() else ("DEL", key)
-        return [removal, ("HDEL", keys.index, client)]
+        groups = [] if self._groups is None else self._groups.all()
+        return [removal, ("HDEL", keys.index, client), *self._leaves_groups(groups)]
 
     def collect(self, now: float, wall: float) -> list[bytes]:
         keys, client = self._keys, self._client

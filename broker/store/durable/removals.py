@@ -13,6 +13,7 @@
 # - what the index says of a session whose client is back: b"", in place of what it said of the absent one
 # - a will that is published: it gets a record of its own, some 200 bytes more, and leaves that of its session
 #   (protocol/pending_wills.py)
+# - what is saved of a partition that a session has leased, which moves from its record to its group (lease_scripts.py)
 # - the number of the call, in place of the last one
 #
 # Nothing else may be in it: messages, subscriptions, new wills and tokens are what clients could fill Redis with.
@@ -35,6 +36,29 @@ Words = tuple[bytes | str | int, ...]  # a command: its name, and what follows
 GIVE: Final = "give"
 INDEX: Final = "index"  # what the index says of a session that is in it: see SET_INDEX
 REDUCED: Final = "reduce"
+RELEASE: Final = "release"  # a lease of a partition, see RELEASE_LEASE
+# KEYS fence of the worker, record of the session, state of the group; ARGV how many client ids of the fence it knows,
+# the client id, the field of the lease in the record, that of the partition in the state, channel, notice. Nothing is
+# done for a session that was taken from the worker. What is saved of the partition moves from record to state.
+RELEASE_LEASE: Final = b"""
+for _, taken in ipairs(redis.call('LRANGE', KEYS[1], ARGV[1], -1)) do
+  if taken == ARGV[2] or taken == '' then
+    return 0
+  end
+end
+local lease = redis.pcall('HGET', KEYS[2], ARGV[3])
+if type(lease) ~= 'string' then
+  return 0
+end
+redis.call('HDEL', KEYS[2], ARGV[3])
+local state = redis.pcall('HGET', KEYS[3], ARGV[4])
+if type(state) ~= 'string' or string.sub(state, 1, 17) ~= 'L' .. string.sub(lease, 1, 16) then
+  return 0
+end
+redis.call('HSET', KEYS[3], ARGV[4], 'F' .. string.sub(lease, 17))
+redis.call('PUBLISH', ARGV[5], ARGV[6])
+return 1
+"""
 SESSIONS: Final = files("broker.store.durable").joinpath("sessions.lua").read_bytes()
 FULL: Final = files("broker.store.durable").joinpath("full.lua").read_bytes()
 
@@ -53,6 +77,8 @@ def in_transaction(words: Words, fence: bytes = b"", known: int = 0) -> bytes:
     if words[0] == REDUCED:
         groups = (len(words) - 1) // 2
         return packed("EVAL", REDUCE, 1 + groups, fence, *words[1 : 1 + groups], known, *words[1 + groups :])
+    if words[0] == RELEASE:
+        return packed("EVAL", RELEASE_LEASE, 3, fence, *words[1:3], known, *words[3:])
     return packed(*words)
 
 

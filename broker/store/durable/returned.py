@@ -24,9 +24,9 @@ from hiredis import ReplyError
 from broker.delivery.completion import CompletionListener
 from broker.delivery.outbox import Outbox
 from broker.metrics.counters import Counters
-from broker.mqtt.topics import split_share
 from broker.reasons import DropReason
 from broker.routing.filters import matches
+from broker.routing.group_names import split_group
 from broker.routing.routes import Routes
 from broker.session.message import GroupMessage, Message, group_tag
 from broker.session.queue import Holder, MessageBudget
@@ -92,12 +92,12 @@ class ReturnedLists:
         record = adopted.record
         queue = record.queue()
         queue.purging = True  # until its turn comes
-        self._keep(adopted.client_id.encode(), record, queue, adopted.stored.groups()).stored()
+        self._keep(adopted.client_id.encode(), record, queue, adopted.stored.group_keys()).stored()
 
     def _keep(self, name: bytes, record: SessionRecord, queue: DurableQueue, groups: list[bytes]) -> "ReturnedList":
         by_tag: dict[int, tuple[bytes, bytes]] = {}
         for key in groups:
-            share = split_share(key)
+            share = split_group(key)
             if share is not None:
                 by_tag[group_tag(key)] = share
         made = self._lists[name] = ReturnedList(self, name, record, queue, by_tag)

@@ -20,8 +20,8 @@ from broker.delivery.completion import CompletionListener
 from broker.delivery.outbox import Outbox
 from broker.log import Log
 from broker.metrics.counters import Counters
-from broker.mqtt.topics import split_share
 from broker.reasons import DropReason
+from broker.routing.group_names import split_group
 from broker.routing.routes import Routes
 from broker.routing.shared_backlog import NOBODY, ListHolder, ListStore, WaitingList
 from broker.session.message import RELEASED, Message
@@ -76,8 +76,8 @@ class SharedLists(ListStore):
         if name.startswith(RETURNED):
             self._returned.adopt(adopted)
             return
-        record, groups = adopted.record, adopted.stored.groups()
-        group = split_share(groups[0]) if len(groups) == 1 else None
+        record, groups = adopted.record, adopted.stored.group_keys()
+        group = split_group(groups[0]) if len(groups) == 1 else None
         if group is None:
             set_aside(record, NOT_OF_A_GROUP)
             return

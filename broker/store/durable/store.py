@@ -30,6 +30,7 @@ from broker.store.durable.cold_reads import ColdReads
 from broker.store.durable.dropped_queues import DroppedQueues
 from broker.store.durable.group_commit import PAUSE, GroupCommit
 from broker.store.durable.group_queue import GroupQueue, is_group
+from broker.store.durable.lease_scripts import LeaseKeys, digest_of
 from broker.store.durable.pack import Pack
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.queue_state import decode_state
@@ -46,6 +47,7 @@ from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import READY, packed
 from broker.store.redis.keys import SLICES, Keys, SessionKeys
 from broker.store.redis.pipeline import WRONG_TYPE, CallbackCommand, Command, CommandPipeline, OnReady
+from broker.store.redis.pubsub import ChannelSubscription
 from broker.store.redis.script import Script
 from broker.worker_id import WorkerId
 
@@ -62,6 +64,20 @@ class ReturnTaker(Protocol):
     def take(self, keys: SessionKeys, client: bytes, queue: DurableQueue, groups: list[bytes]) -> None:
         """See `QueueMaker.left()`."""
         ...
+
+
+class SharedLogWork(Protocol):
+    """Works with the logs of filters that APPLICATION clients share: shared_logs.py."""
+
+    def has_work(self) -> bool:
+        """Whether `tick()` has something to do at once."""
+        ...
+
+    def tick(self, now: float) -> float:
+        """Do what is due; when the next thing will be."""
+        ...
+
+    def heard(self, notice: bytes, now: float) -> None: ...  # a notice about leases
 
 
 class DurableStore(OnReady):
@@ -110,6 +126,8 @@ class DurableStore(OnReady):
         self.retained_load: RetainedLoad | None = None
         self.return_taker: ReturnTaker | None = None
         self.logs: ApplicationLogs | None = None
+        self.shared_logs: SharedLogWork | None = None
+        self.lease_notices: ChannelSubscription | None = None  # which tells `heard()`
         self.overdue: Callable[[ApplicationQueue, float], None] = _nobody_waits  # see `ApplicationLogs`
         self._worker = worker
         self.workers: Final = workers  # of the node
@@ -121,12 +139,13 @@ class DurableStore(OnReady):
         self.retained = RetainedStore(retained, stamps, commit, keys, self._worker, self.workers, most_bytes)
         self.retained_load = RetainedLoad(self._commands, keys, retained, stamps, self._wall)
 
-    def keep_logs(self, link: LogLink, gate: Gate, settings: LogSettings, log: Log | None = None) -> None:
+    def keep_logs(self, link: LogLink, gate: Gate, settings: LogSettings, log: Log | None = None, db: int = 0) -> None:
         """Have the messages of APPLICATION sessions wait in logs, by *link*. To be called before `serve()`.
 
-        *gate*: of publishes for such sessions, which is that of the link. *log*: is told which logs fail.
+        *gate*: of publishes for such sessions, which is that of the link. *log* is told which logs fail. *db*: of Redis.
         """
-        self.logs = ApplicationLogs(link, gate, settings, self._wall, self._tell_overdue, log)
+        leases = LeaseKeys(self._keys, self._keys.leases(db))
+        self.logs = ApplicationLogs(link, gate, settings, self._wall, self._tell_overdue, leases, log)
 
     def _tell_overdue(self, queue: ApplicationQueue, now: float) -> None:
         self.overdue(queue, now)
@@ -165,12 +184,16 @@ class DurableStore(OnReady):
     def start(self, now: float) -> None:
         """Connect to Redis."""
         self._commands.start(now)
+        if self.lease_notices is not None:
+            self.lease_notices.start(now)
         if self.commit.replication is not None:
             self.commit.replication.commands.start(now)
 
     def move(self, address: RedisAddress, now: float) -> None:
         """Redis is at *address* from now on."""
         self._commands.move(address, now)
+        if self.lease_notices is not None:
+            self.lease_notices.move(address, now)
         if self.commit.replication is not None:
             self.commit.replication.commands.move(address, now)
 
@@ -200,6 +223,9 @@ class DurableStore(OnReady):
 
     def log_gate(self) -> Gate | None:
         return None if self.logs is None else self.logs.gate
+
+    def members_key(self, key: bytes) -> bytes:
+        return b"" if self.logs is None else self.logs.lease_keys.members(digest_of(key))
 
     def left(self, keys: SessionKeys, client: bytes, queue: DurableQueue, groups: list[bytes]) -> None:
         if self.return_taker is None:
@@ -276,6 +302,10 @@ class DurableStore(OnReady):
             due = min(due, self.retained.tick(now), self.retained_load.tick(now))
         if self.logs is not None:
             due = min(due, self.logs.tick(now))
+        if self.shared_logs is not None:
+            due = min(due, self.shared_logs.tick(now))
+        if self.lease_notices is not None:
+            due = min(due, self.lease_notices.tick(now))
         due = min(due, self._dropped.tick(now))
         due = min(due, self.commit.tick(now))
         replication = self.commit.replication
@@ -290,6 +320,8 @@ class DurableStore(OnReady):
 
     def may_send(self) -> bool:
         """Whether `send()` has something to do, or will have."""
+        if self.shared_logs is not None and self.shared_logs.has_work():
+            return True
         if self.logs is not None and self.logs.has_work():
             return True
         return self.commit.may_begin() or bool(self._pages or self._reads)
@@ -297,6 +329,8 @@ class DurableStore(OnReady):
     def send(self, now: float) -> float:
         """Send a transaction, if one is due, and what is to be read; return when the next transaction will be due."""
         due = inf if self.logs is None else self.logs.tick(now)
+        if self.shared_logs is not None:
+            due = min(due, self.shared_logs.tick(now))
         due = min(due, self.commit.tick(now))
         if (self._pages or self._reads) and now >= self._reads_at:
             self._send_reads(now)
@@ -348,6 +382,14 @@ class DurableStore(OnReady):
 
     def damaged(self, queue: DurableQueue, why: str) -> None:
         self._damaged.append((queue, why))
+
+    def heard(self, notice: bytes, now: float) -> None:
+        if self.shared_logs is not None:
+            self.shared_logs.heard(notice, now)
+
+    def script(self, text: bytes) -> Script:
+        """A script that is called by `submit()`."""
+        return Script(self._commands, text)
 
     def submit(self, command: Command, now: float) -> None:
         self._commands.submit(command, now)

@@ -5,6 +5,7 @@
 #   field "\0will"  the will: msgpack of its fields and its token, see session/transfer/entries.py
 #   field "\0gap"   messages that its client lost and was not told of, see session/gap.py; none, if there are none
 #   field "\0log"   of an APPLICATION session: how far its log was passed on, see application_queue.py
+#   fields "\0lease..."  of partitions of shared logs that it reads for its groups, see lease_scripts.py
 #   fields "\0i...", "\0n", "\0o...": see tokens.py
 #   field FILTER  a subscription under its filter, with `$share/` if it is shared: options, and the subscription
 #                 identifier as an encoded property
@@ -22,12 +23,14 @@ from broker.mqtt.packets import V5
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.mqtt.topics import SHARE_PREFIX, check_filter, check_topic
 from broker.reasons import ProtocolError
+from broker.routing.group_names import is_group_key
 from broker.session.gap import OwedGap, unpack
 from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.session.transfer.entries import NO_LOCAL, QOS, RETAIN_AS_PUBLISHED, subscription_of, to_list, to_will
 from broker.session.will import Will
 from broker.store.durable.index import READ, SUBSCRIPTIONS, index_value
+from broker.store.durable.lease_scripts import LEASE
 from broker.store.durable.tokens import TOKEN, StoredTokens, read_tokens
 
 FORM: Final = 1
@@ -54,6 +57,7 @@ class StoredSession:
         will: Will | None,
         gap: bytes,
         log: bytes,
+        leases: dict[bytes, bytes],
         tokens: StoredTokens,
         subscriptions: dict[bytes, bytes],
     ) -> None:
@@ -63,6 +67,7 @@ class StoredSession:
         self.will = will
         self.gap = gap
         self.log = log  # b"": it is none of an APPLICATION client
+        self.leases = leases  # of partitions of shared logs: see lease_scripts.py
         self.owed: OwedGap = unpack(gap)
         self.tokens = tokens
         self._subscriptions = subscriptions
@@ -71,9 +76,19 @@ class StoredSession:
         """The keys of the shared subscriptions."""
         return [key for key in self._subscriptions if key.startswith(SHARE_PREFIX)]
 
+    def group_keys(self) -> list[bytes]:
+        """The keys of the groups that the messages of a list are for; no session has a record of that kind."""
+        return [key for key in self._subscriptions if is_group_key(key)]
+
     def index_value(self) -> bytes:
         """What an index says of it; see index.py."""
-        if self.will is not None or self.log or self.groups() or len(self._subscriptions) > SUBSCRIPTIONS:
+        if (
+            self.will is not None
+            or self.log
+            or self.leases
+            or self.groups()
+            or len(self._subscriptions) > SUBSCRIPTIONS
+        ):
             return READ
         wanted = [key for key, value in self._subscriptions.items() if value[0] & QOS]
         return index_value(self.left + self.expiry, wanted)
@@ -88,6 +103,7 @@ def read_record(fields: list[bytes]) -> StoredSession:
     values = dict(zip(fields[::2], fields[1::2], strict=True))
     head, left, will = values.pop(HEAD, None), values.pop(LEFT, None), values.pop(WILL, None)
     gap, log = values.pop(GAP, b""), values.pop(LOG, b"")
+    leases = {field: values.pop(field) for field in list(values) if field.startswith(LEASE)}
     if head is None or left is None:
         raise DamagedRecord("the record has no head, or not the time at which its client left")
     try:
@@ -103,7 +119,7 @@ def read_record(fields: list[bytes]) -> StoredSession:
         _check_subscription(filter, value)
     last_will = None if will is None else _read_will(will)
     try:
-        return StoredSession(expiry, left_at, user_name, last_will, gap, log, tokens, values)
+        return StoredSession(expiry, left_at, user_name, last_will, gap, log, leases, tokens, values)
     except ValueError as error:
         raise DamagedRecord("the gap in the record cannot be read") from error
 

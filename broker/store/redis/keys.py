@@ -12,6 +12,8 @@
 #   PREFIX:{R}:bodies:INCARNATION:NUMBER   hash  bodies of messages that packs refer to, stored by that worker; until
 #                                       no pack does, and at most as long as messages wait, and a day
 #                                       (store/durable/shared_bodies.py)
+#   PREFIX:{R}:group:DIGEST     hash  who reads which partition of the log that a group of APPLICATION clients shares,
+#                                       and PREFIX:{R}:members:DIGEST, a set, who they are: lease_scripts.py
 #   PREFIX:{R}:damaged:...      what was such a session and cannot be read
 #   PREFIX:{R}:retained         hash  topic -> retained message, or its deletion (store/durable/retained_value.py)
 #   PREFIX:{R}:restoring        hash  what becomes that of the former key when a backup is restored
@@ -31,6 +33,7 @@
 #   PREFIX:generation           string  a random id, made by the first worker that finds none: another id means
 #                                       that Redis has lost everything
 #   PREFIX:overload:DB          channel how overloaded each worker is
+#   PREFIX:leases:DB            channel what members of such groups release, and ask others to (lease_scripts.py)
 #
 # {R} is one of SLICES hash tags, chosen by the client id, the quota or the topic: in a Redis Cluster all keys that one
 # script touches are on one node, and the wills of a dead worker are in SLICES hashes and not in one for each client.
@@ -55,8 +58,8 @@ from typing import Final
 
 SLICES: Final = 16
 # Of durable sessions; a change that former builds cannot read raises it: 2, names with a NUL; 3, indexes are hashes;
-# 4, packs have shorter heads; 5, a field for the log of an APPLICATION session.
-DURABLE_FORMAT: Final = 5
+# 4, packs have shorter heads; 5, a field for the log of an APPLICATION session; 6, fields for leases of partitions.
+DURABLE_FORMAT: Final = 6
 LEASE: Final = 86_400  # seconds; a worker that was cut off from Redis for longer claims its sessions again anyway
 FENCED_FOR: Final = LEASE  # seconds; as long as sessions of a dead worker have an owner
 
@@ -82,6 +85,10 @@ class Keys:
     def overload(self, db: int) -> bytes:
         """The channel of reports. Channels span all databases of a server, so each *db* has its own."""
         return f"{self._prefix}:overload:{db}".encode()
+
+    def leases(self, db: int) -> bytes:
+        """The channel of notices about leases."""
+        return f"{self._prefix}:leases:{db}".encode()
 
     def slice_of(self, client_id: bytes) -> int:
         """The slice of *client_id*, which is the same for every worker and version."""
@@ -144,6 +151,14 @@ class Keys:
 
     def quota(self, name: bytes) -> bytes:
         return self._quotas[zlib.crc32(name) % SLICES] + name
+
+    def group_state(self, digest: bytes) -> bytes:
+        """Who reads which partition for the group of APPLICATION clients with *digest*."""
+        return f"{self._prefix}:{{{zlib.crc32(digest) % SLICES}}}:group:{digest.hex()}".encode()
+
+    def group_members(self, digest: bytes) -> bytes:
+        """The members of such a group."""
+        return f"{self._prefix}:{{{zlib.crc32(digest) % SLICES}}}:members:{digest.hex()}".encode()
 
     def dead(self, number: int, incarnation: bytes) -> bytes:
         """The fence of a dead worker, for client ids in slice *number*."""

@@ -27,6 +27,7 @@ ALL: Final[list[Enum]] = [*PauseReason, *PublishRefusal, *DropReason, *FilterRef
 TASKS: Final = "it takes the tasks of trio: see tests/net/test_websocket.py"
 LOGS: Final = "it takes a log: see tests/cluster/test_applications.py"
 QUEUE: Final = "it takes a log: see tests/store/durable/test_application.py"
+SHARED: Final = "it takes a log: see tests/cluster/test_shared_applications.py"
 MISSING: Final[dict[Enum, str]] = {
     CloseReason.WEBSOCKET_REFUSED: TASKS,
     CloseReason.WEBSOCKET_ERROR: TASKS,
@@ -37,6 +38,8 @@ MISSING: Final[dict[Enum, str]] = {
     CloseReason.PACK_TIMEOUT: LOGS,
     CloseReason.LOG_UNAVAILABLE: LOGS,
     DropReason.PACK_TIMEOUT: LOGS,
+    FilterRefusal.SHARED_FILTERS: SHARED,
+    FilterRefusal.LOG_UNAVAILABLE: SHARED,
     DropReason.RETENTION_EXPIRED: QUEUE,
     DropReason.LOG_DAMAGED: QUEUE,
     DropReason.LOG_REFUSED: QUEUE,

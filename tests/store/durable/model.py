@@ -16,7 +16,7 @@ from broker.store.durable.adoption import JOIN
 from broker.store.durable.dropped_queues import is_dropped
 from broker.store.durable.group_commit import LOOK
 from broker.store.durable.index import SET_INDEX
-from broker.store.durable.removals import FULL, INDEX
+from broker.store.durable.removals import FULL, INDEX, RELEASE, RELEASE_LEASE
 from broker.store.durable.replication import MARK
 from broker.store.durable.shared_bodies import COUNT, READ, REDUCE
 from broker.store.durable.stored_session import LEFT
@@ -387,6 +387,8 @@ class ModelRedis:
                 elif name == b"give":
                     given = self._script(rest[:3], rest[3:])
                     answer = given if isinstance(given, ReplyError) else 0
+                elif name == RELEASE.encode():
+                    self._release([keys[0], *rest[:2]], [words[0], *rest[2:]])
                 else:
                     assert name in REMOVALS, f"{name!r} is no removal"
                     self._reply(name, rest[0], rest[1:])
@@ -400,6 +402,20 @@ class ModelRedis:
     def _set_index(self, keys: list[bytes], words: list[bytes]) -> Reply:
         if words[0] in self._value(keys[0], dict):
             self._of_hash(b"HSET", keys[0], words)
+        return 0
+
+    def _release(self, keys: list[bytes], words: list[bytes]) -> Reply:
+        """What the script of removals.py does."""
+        fence, record, state = keys
+        known, client, lease_field, field, _, _ = words
+        if {client, b""} & set(self._value(fence, list)[int(known) :]):
+            return 0
+        lease = self._value(record, dict).get(lease_field)
+        if lease is None:
+            return 0
+        self._of_hash(b"HDEL", record, [lease_field])
+        if self._value(state, dict).get(field, b"")[:17] == b"L" + lease[:16]:
+            self._of_hash(b"HSET", state, [field, b"F" + lease[16:]])
         return 0
 
     def _look(self, keys: list[bytes], words: list[bytes]) -> "list[Reply]":
@@ -506,6 +522,7 @@ OTHERS: Final[dict[bytes, Callable[[ModelRedis, list[bytes], list[bytes]], Reply
     READ: ModelRedis._read_bodies,
     MARK: ModelRedis._mark,
     JOIN: ModelRedis._join,
+    RELEASE_LEASE: ModelRedis._release,
 }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.reasons import LogFailure
+from broker.store.durable.log_topics import SHARED
 from broker.store.logs.port import Appender, LogReader
 from broker.store.logs.records import Pack, Position, Record
 from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
@@ -16,6 +17,11 @@ MANY: Final = 1 << 30
 WINDOW: Final = 3  # records that a reader has and has not taken
 
 DAMAGED: Final[list[Pack]] = []  # a record that cannot be decoded
+
+
+def name_of(topic: str, partition: int) -> str:
+    """The name of a partition in the model: the first one has that of its topic."""
+    return f"{topic}/{partition}" if partition else topic
 
 
 class ModelTopic:
@@ -91,13 +97,15 @@ class ModelLink:
     # The worker's end.
 
     def append(self, topic: str, partition: int, body: bytes, appender: Appender, now: float) -> None:
+        topic = name_of(topic, partition)
         assert topic in self.log.topics, "nobody has made it"
-        assert partition == 0
         self._sequence += 1
         self.unstored.append(Unstored(topic, Pack(self._source, self._sequence, body), appender))
 
     def read(self, topic: str, partition: int, position: Position, reader: LogReader) -> ModelReading:
+        topic = name_of(topic, partition)
         same = [each for each in self.readings if each.topic == topic and isinstance(reader, type(each.reader))]
+        same = [] if topic.startswith(SHARED) else same  # each group reads by itself
         assert not same, "it is read twice"
         own = Position.decode(position.encode())
         reading = ModelReading(self, topic, own, reader)
@@ -105,18 +113,26 @@ class ModelLink:
         return reading
 
     def create(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
-        self.requests.append(lambda: self._create(topic, then))
+        self.requests.append(lambda: self._create(topic, properties.partitions, then))
 
-    def _create(self, topic: str, then: Callable[[LogError | None], None]) -> None:
-        self.log.topics.setdefault(topic, ModelTopic())
+    def _create(self, topic: str, partitions: int, then: Callable[[LogError | None], None]) -> None:
+        for number in range(partitions):
+            self.log.topics.setdefault(name_of(topic, number), ModelTopic())
         then(None)
 
     def describe(self, topic: str, then: Callable[[TopicDescription | None, LogError | None], None]) -> None:
         self.requests.append(lambda: self._describe(topic, then))
 
     def _describe(self, topic: str, then: Callable[[TopicDescription | None, LogError | None], None]) -> None:
-        found = self.log.topics[topic]
-        then(TopicDescription(properties=TopicProperties(), first=[found.first], next=[found.end]), None)
+        found: list[ModelTopic] = []
+        while (one := self.log.topics.get(name_of(topic, len(found)))) is not None:
+            found.append(one)
+        if not found:
+            then(None, None)
+            return
+        first, following = [one.first for one in found], [one.end for one in found]
+        properties = TopicProperties(partitions=len(found))
+        then(TopicDescription(properties=properties, first=first, next=following), None)
 
     def unusable(self) -> str:
         return self.trouble

@@ -6,10 +6,11 @@ from broker.mqtt.packets import Ack, Publish
 from broker.reasons import DropReason
 from broker.session.message import NEVER, Message
 from broker.store.durable.application_logs import REFUSALS, RETRY
-from broker.store.durable.application_queue import ApplicationQueue, topic_of
+from broker.store.durable.application_queue import ApplicationQueue
 from broker.store.durable.index import READ
 from broker.store.durable.log_pack import PACK as LOG_PACK
 from broker.store.durable.log_pack import PACK_BYTES, decode_log_pack, encode_log_pack
+from broker.store.durable.log_topics import topic_of
 from broker.store.durable.pack import DamagedPack
 from broker.store.durable.stored_session import LOG
 from broker.store.durable.tokens import NUMBER, ORIGIN

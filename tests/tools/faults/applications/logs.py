@@ -12,9 +12,10 @@ from typing import Any, Final, cast
 import redis
 
 from broker.carrier.redis_keys import LogKeys
-from broker.store.durable.application_queue import SAVED, topic_of
+from broker.store.durable.application_queue import SAVED
 from broker.store.durable.log_feed import LogFeed
 from broker.store.durable.log_pack import START
+from broker.store.durable.log_topics import topic_of
 from broker.store.durable.pack import DamagedPack, decode_pack
 from broker.store.durable.stored_session import LOG
 from broker.store.logs.records import Position, decode

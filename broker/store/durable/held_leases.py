@@ -1,0 +1,96 @@
+# The leases of a session: partitions of shared logs that it reads for its groups (leases.py).
+#
+# A lease ends in two steps. What was passed on is stored first, and how far that is with it; then the lease is
+# released, in a later transaction, with what is stored of it. While Redis is full, removals are sent without the
+# messages that they follow: a release in one step would leave out what was passed on and not stored.
+from typing import Final
+
+from broker.store.durable.lease_scripts import LeaseKeys, lease_field, read_field
+from broker.store.durable.leases import Lease
+from broker.store.durable.removals import Words
+
+
+class HeldLeases:
+    def __init__(self) -> None:
+        self.all: Final[dict[bytes, Lease]] = {}  # by their fields in the record; also those that are being released
+        self._turn = 0
+
+    def add(self, lease: Lease) -> None:
+        self.all[lease_field(lease.group, lease.partition)] = lease
+
+    def restore(self, fields: dict[bytes, bytes]) -> None:
+        """What is stored of leases, by field: nobody reads these partitions, so they are released. ValueError."""
+        for field, value in fields.items():
+            lease = Lease(*read_field(field), value)
+            lease.releasing = True
+            self.all[field] = lease
+
+    def find(self, group: bytes, partition: int) -> Lease | None:
+        return self.all.get(lease_field(group, partition))
+
+    def of_group(self, group: bytes) -> list[Lease]:
+        """Those of *group* that are not being released."""
+        return [lease for lease in self.all.values() if lease.group == group and not lease.releasing]
+
+    def with_more(self) -> list[Lease]:
+        """Those of which something is to be passed on: each call begins with another one."""
+        found = [lease for lease in self.all.values() if lease.feed is not None and lease.feed.has_more()]
+        if len(found) > 1:
+            self._turn = (self._turn + 1) % len(found)
+            found = found[self._turn :] + found[: self._turn]
+        return found
+
+    def release(self, lease: Lease) -> None:
+        lease.stop()
+        lease.releasing = True
+
+    def release_all(self) -> bool:
+        """Whether there are some."""
+        for lease in self.all.values():
+            self.release(lease)
+        return len(self.all) > 0
+
+    def forget(self) -> None:
+        """Another worker has the session, with the leases in its record."""
+        for lease in self.all.values():
+            lease.stop()
+        self.all.clear()
+
+    # What is written.
+
+    def fields(self) -> list[bytes]:
+        """The fields to set in the record: each name is followed by its value."""
+        words: list[bytes] = []
+        for field, lease in self.all.items():
+            if lease.due:
+                lease.due, lease.under_way = False, True
+                words += [field, lease.value()]
+        return words
+
+    def stored(self) -> None:
+        """What `fields()` returned last is stored."""
+        for lease in self.all.values():
+            lease.under_way = False
+
+    def removes(self, keys: LeaseKeys, record: bytes, client: bytes, ends: bool) -> list[Words]:
+        """The releases that may be carried out now. *ends*: the session does, and nothing more of it is stored."""
+        words: list[Words] = []
+        for lease in self.all.values():
+            if ends or (lease.releasing and not (lease.due or lease.under_way or lease.release_under_way)):
+                lease.release_under_way = True
+                words.append(keys.release(record, client, lease.group, lease.partition))
+        return words
+
+    def waits_to_release(self) -> bool:
+        """Whether `removes()` would return something."""
+        for lease in self.all.values():
+            if lease.releasing and not (lease.due or lease.under_way or lease.release_under_way):
+                return True
+        return False
+
+    def removed(self) -> list[Lease]:
+        """What `removes()` returned last is carried out: these leases have ended."""
+        ended = [lease for lease in self.all.values() if lease.release_under_way]
+        for lease in ended:
+            del self.all[lease_field(lease.group, lease.partition)]
+        return ended

@@ -1,0 +1,362 @@
+# The members, at this worker, of the groups of APPLICATION clients, and the partitions that they read.
+#
+# A member that can be sent messages takes its part of the partitions of its group from Redis (leases.lua): each is read
+# by one member, of whatever worker, and all have as many. A member that cannot, as its client is not connected, reads
+# too slowly, or has not acknowledged in time, releases all of its own; notices of that have the others take them, so a
+# member that is stuck holds up what was sent to it already, and nothing else. Notices are not promised to arrive: each
+# POLL seconds all members look by themselves.
+#
+# Of a large group, each worker has as many members take part as there are partitions, and looks at the others in turns.
+#
+# A group begins where its log ends when its first member joins; that SUBACK waits for it. Each further member joins
+# what is there. If Redis has lost its data, members restore the leases that they know. What no member had leased is
+# read from the beginning of the log: it may come once more, but is not lost.
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from math import inf
+from typing import Any, Final, Protocol, cast
+
+from broker.reasons import StoreFailure
+from broker.routing.authority import Authoriser
+from broker.routing.group_names import application_key
+from broker.session.message import Message, group_tag, group_variant
+from broker.session.session import Session
+from broker.session.subscription import Subscription
+from broker.store.durable.application_queue import ApplicationQueue
+from broker.store.durable.lease_scripts import ASKED, LEASE, LeaseKeys, digest_of
+from broker.store.durable.leases import SHARED_ERA, Lease, LeaseReader, first_saved
+from broker.store.durable.log_feed import LogFeed
+from broker.store.durable.record import SessionRecord
+from broker.store.durable.shared_topics import SharedTopic, SharedTopics
+from broker.store.logs.port import LogLink
+from broker.store.logs.topics import TopicDescription
+
+LOOK: Final = 0.05  # seconds between two looks at the members that take part
+LOOKED_AT: Final = 16  # other members of a group that are looked at each time
+AGAIN: Final = 0.1  # seconds until what failed is asked again
+POLL: Final = 3.0  # seconds: for what a lost notice would hide
+GRACE: Final = 2.0  # seconds in which members restore what Redis has lost
+NOT_STORED: Final = 0
+NO_MEMBER: Final = -1
+
+Replied = Callable[[object, StoreFailure | None], None]
+
+
+class LeaseStore(Protocol):
+    """What the readers need of the store of their worker."""
+
+    @property
+    def keys(self) -> LeaseKeys: ...
+
+    @property
+    def link(self) -> LogLink: ...
+
+    def call(self, keys: list[bytes], words: list[str | bytes | int], then: Replied) -> None:
+        """Call leases.lua."""
+        ...
+
+    def now(self) -> float: ...
+
+    def when_written(self, then: Callable[[], None]) -> None:
+        """Call *then* once all that is to be stored by now is."""
+        ...
+
+    def later(self, then: Callable[[], None], seconds: float) -> None:
+        """Call *then* in so many seconds."""
+        ...
+
+    def soon(self, group: "ReadGroup") -> None:
+        """Call `look()` of *group* at the end of the slice."""
+        ...
+
+
+class GroupMember(LeaseReader):
+    """*subscription*, of a session at this worker, in *group*."""
+
+    def __init__(self, group: "ReadGroup", subscription: Subscription) -> None:
+        session: Session = subscription.session
+        record = cast(SessionRecord, session.storage)
+        self.group: Final = group
+        self.subscription: Final = subscription
+        self.session: Final = session
+        self.queue: Final = cast(ApplicationQueue, record.queue())
+        self.digest: Final = digest_of(self.queue.client)
+        self.joined = False
+        self.waiting: list[Callable[[], None]] = []  # until it has
+        self.left = False
+        self.takes_part = False
+        self.taking = False  # a call has no reply yet
+        self.again = False  # take once more behind it
+
+    def can_read(self, now: float, timeout: float) -> bool:
+        """Whether the client could be sent a message, and has acknowledged in time."""
+        queue = self.queue
+        if not self.subscription.qos or queue.is_resting() or queue.ended or queue.moves() or queue.damaged:
+            return False
+        return self.session.writable() and not queue.is_overdue(now, timeout)
+
+    def for_member(self, message: Message) -> Message | None:
+        subscription, authoriser = self.subscription, self.group.authoriser
+        if authoriser is not None and not authoriser.may_receive(self.session.principal, message.topic):
+            return None
+        qos = min(message.qos, subscription.qos)  # [MQTT-4.8.2-3]
+        retain = message.retain and subscription.retain_as_published
+        return group_variant(message, qos, retain, subscription.identifiers, self.group.tag)
+
+    def lease_ended(self, lease: Lease, now: float) -> None:
+        self.group.look_soon()
+
+
+class ReadGroup:
+    def __init__(
+        self,
+        key: bytes,
+        topic: SharedTopic,
+        topics: SharedTopics,
+        store: LeaseStore,
+        authoriser: Authoriser | None,
+        timeout: float,
+    ) -> None:
+        """*key*: of the shared subscriptions of its members. *timeout*: seconds in which they have to acknowledge."""
+        self.digest: Final = digest_of(key)
+        self.tag: Final = group_tag(application_key(key))
+        self.topic: Final = topic
+        self.authoriser: Final = authoriser
+        self.members: dict[Subscription, GroupMember] = {}
+        self.due = False  # members are to take what they can
+        self._topics = topics
+        self._store = store
+        self._timeout = timeout
+        self._parts: dict[GroupMember, None] = {}  # members that take part
+        self._others: deque[GroupMember] = deque()
+        self._again_at = inf
+        self._poll_at = 0.0
+        self._joining = False  # the group begins
+        self._to_join: list[GroupMember] = []  # when it has
+
+    def reading(self) -> list[tuple[GroupMember, list[Lease]]]:
+        """The members that take part, and the leases that they have."""
+        return [(member, member.queue.leases.of_group(self.digest)) for member in self._parts]
+
+    # Members.
+
+    def join(self, subscription: Subscription) -> None:
+        """*subscription* is new, or has changed."""
+        member = self.members.get(subscription)
+        if member is None:
+            member = self.members[subscription] = GroupMember(self, subscription)
+            self._others.appendleft(member)
+            self._tell_rest(member)  # a former worker may not have
+            self._store.when_written(partial(self._join, member))  # behind the end of a former subscription
+        elif not subscription.qos and member.takes_part:
+            self._rest(member)
+
+    def leave(self, subscription: Subscription) -> None:
+        member = self.members.pop(subscription)
+        member.left = True
+        if member.takes_part:
+            self._rest(member)
+        self._others = deque([each for each in self._others if each is not member])
+        self._joined(member)
+
+    def sweep(self) -> None:
+        """Have what is stored of the group removed, if it has no member anywhere."""
+        keys = self._store.keys.of(self.digest, b"")
+        self._store.call(keys, ["sweep", b"", b""], _ignored)
+
+    def _join(self, member: GroupMember) -> None:
+        if not member.left:
+            self._call(member, "join", [], partial(self._join_replied, member))
+
+    def _join_replied(self, member: GroupMember, reply: object, failure: StoreFailure | None) -> None:
+        if failure is not None:
+            self._store.later(partial(self._join, member), AGAIN)
+        elif reply == 1:
+            self._joined(member)
+        elif not member.left:
+            self._begin(member)
+
+    def _begin(self, member: GroupMember) -> None:
+        """The group is new: it begins where the log ends now."""
+        self._to_join.append(member)
+        if not self._joining:
+            self._joining = True
+            self._topics.look(self.topic, self._found_end)
+
+    def _found_end(self, found: TopicDescription) -> None:
+        self._joining = False
+        members, self._to_join = self._to_join, []
+        saved = [first_saved(offset) for offset in found.next]
+        for member in members:
+            if not member.left:
+                self._call(member, "join", list(saved), partial(self._join_replied, member))
+
+    def _joined(self, member: GroupMember) -> None:
+        member.joined = True
+        waiting, member.waiting = member.waiting, []
+        for then in waiting:
+            then()
+        self.look_soon()
+
+    # Partitions.
+
+    def look_soon(self) -> None:
+        """Look at the members at the end of the slice, and have them take what they can."""
+        self.due = True
+        self._store.soon(self)
+
+    def look(self, now: float) -> None:
+        """Find who takes part, and who cannot any more."""
+        for member in list(self._parts):
+            if not member.can_read(now, self._timeout):
+                self._rest(member)
+        for _ in range(min(LOOKED_AT, len(self._others))):
+            if self.topic.partitions and len(self._parts) >= self.topic.partitions:
+                break
+            member = self._others.popleft()
+            if member.joined and member.can_read(now, self._timeout):
+                member.takes_part = True
+                self._parts[member] = None
+                self._take(member)
+            else:
+                self._others.append(member)
+        if now >= self._again_at or now >= self._poll_at:
+            self._again_at, self._poll_at = inf, now + POLL
+            self.due = True
+        if self.due:
+            self.take_all()
+
+    def take_all(self) -> None:
+        """Have all members that take part take what they can."""
+        self.due = False
+        for member in list(self._parts):
+            self._take(member)
+
+    def heard(self, kind: bytes, member: bytes, partitions: list[int]) -> None:
+        """A notice about the group has come."""
+        if kind != ASKED:
+            self.look_soon()
+            return
+        for each in self._parts:
+            if each.digest == member:
+                for partition in partitions:
+                    lease = each.queue.leases.find(self.digest, partition)
+                    if lease is not None and not lease.releasing:
+                        each.queue.release_lease(lease)
+
+    def _rest(self, member: GroupMember) -> None:
+        """*member* cannot be sent messages, or has left: others are to read its partitions."""
+        member.takes_part = False
+        del self._parts[member]
+        if not member.left:
+            self._others.append(member)
+        self._tell_rest(member)
+        if not member.queue.moves():
+            for lease in member.queue.leases.of_group(self.digest):
+                member.queue.release_lease(lease)
+
+    def _tell_rest(self, member: GroupMember) -> None:
+        if not member.takes_part:
+            self._call(member, "rest", [self._store.keys.channel, self.digest], partial(self._told_rest, member))
+
+    def _told_rest(self, member: GroupMember, reply: object, failure: StoreFailure | None) -> None:
+        if failure is not None:
+            self._store.later(partial(self._tell_rest, member), AGAIN)
+
+    def _free(self, member: GroupMember, leases: list[bytes | int]) -> None:
+        """Give *leases* back, which came too late: partitions, and the value of each."""
+        words = [self._store.keys.channel, self.digest, *leases]
+        self._call(member, "free", words, partial(self._freed, member, leases))
+
+    def _freed(
+        self, member: GroupMember, leases: list[bytes | int], reply: object, failure: StoreFailure | None
+    ) -> None:
+        if failure is not None:
+            self._store.later(partial(self._free, member, leases), AGAIN)
+
+    def _take(self, member: GroupMember) -> None:
+        if member.taking:
+            member.again = True
+            return
+        member.taking = True
+        self._call(member, "take", [self._store.keys.channel, self.digest], partial(self._took, member))
+
+    def _took(self, member: GroupMember, reply: object, failure: StoreFailure | None) -> None:
+        member.taking = False
+        now = self._store.now()
+        again, member.again = member.again and member.takes_part, False
+        if failure is not None:
+            self._again_at = min(self._again_at, now + AGAIN)
+            return
+        code, *found = cast(list[Any], reply)
+        if code == NO_MEMBER and member.takes_part:
+            self._restore(member, member.queue.leases.of_group(self.digest), True)
+        elif code == NOT_STORED:
+            self._again_at = min(self._again_at, now + AGAIN)
+        else:
+            self._took_leases(member, dict(zip(found[::2], found[1::2], strict=True)), now)
+            if again:
+                self._take(member)
+
+    def _took_leases(self, member: GroupMember, found: dict[int, bytes], now: float) -> None:
+        queue = member.queue
+        unwanted: list[bytes | int] = []
+        for partition, value in found.items():
+            if queue.leases.find(self.digest, partition) is not None:
+                continue
+            if member.takes_part and member.can_read(now, self._timeout):
+                self._hold(member, partition, value, now)
+            else:
+                unwanted += [partition, value]
+        if unwanted:
+            self._free(member, unwanted)
+        if member.takes_part:
+            lost = [lease for lease in queue.leases.of_group(self.digest) if lease.partition not in found]
+            if lost:
+                self._restore(member, lost, False)
+
+    def _hold(self, member: GroupMember, partition: int, value: bytes, now: float) -> None:
+        try:
+            lease = Lease(self.digest, partition, value)
+        except ValueError:  # it begins anew, as nobody knows where the group was
+            lease = Lease(self.digest, partition, value[:16] + first_saved(0))
+        lease.reader = member
+        feed = lease.feed = LogFeed(SHARED_ERA, lease.position, lease.passed, member.queue.go_on)
+        feed.reading = self._store.link.read(self.topic.name, partition, lease.position, feed)
+        member.queue.hold(lease, now)
+
+    # What Redis has lost.
+
+    def _restore(self, member: GroupMember, leases: Iterable[Lease], all_lost: bool) -> None:
+        words: list[bytes | int] = []
+        for lease in leases:
+            words += [lease.partition, lease.value()]
+        self._call(member, "restore", words, partial(self._restored, member))
+        if all_lost and not self._joining:
+            self._joining = True
+            self._store.later(partial(self._topics.look, self.topic, self._found_beginning), GRACE)
+
+    def _restored(self, member: GroupMember, reply: object, failure: StoreFailure | None) -> None:
+        if failure is not None:
+            return  # the next look finds it again
+        for partition in cast(list[bytes], reply):  # another member has it by now
+            lease = member.queue.leases.find(self.digest, int(partition))
+            if lease is not None:
+                member.queue.release_lease(lease)
+
+    def _found_beginning(self, found: TopicDescription) -> None:
+        self._joining = False
+        members, self._to_join = self._to_join, []
+        saved = [first_saved(offset) for offset in found.first]
+        for member in [*members, *self.members.values()]:
+            if not member.left:
+                self._call(member, "join", list(saved), partial(self._join_replied, member))
+
+    def _call(self, member: GroupMember, op: str, words: list[bytes | int], then: Replied) -> None:
+        keys = self._store.keys.of(self.digest, member.queue.record_key())
+        self._store.call(keys, [op, member.digest, LEASE + self.digest, *words], then)
+
+
+def _ignored(reply: object, failure: StoreFailure | None) -> None:
+    pass

@@ -1,0 +1,422 @@
+# Shared subscriptions of APPLICATION clients, of whole workers: with a real Redis, and a model of the log.
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import pytest
+
+from broker.config.applications import Application, ApplicationRule
+from broker.config.schema import Config
+from broker.mqtt.packets import (
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    PUBREL,
+    V5,
+    V311,
+    Ack,
+    Properties,
+    Publish,
+    SubAck,
+    Subscribe,
+    Unsubscribe,
+    Wanted,
+)
+from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
+from broker.reasons import FilterRefusal
+from broker.store.durable.log_topics import partition_of, shared_topic_of, topic_of
+from broker.store.durable.shared_logs import DurableSharedLogs
+from tests.cluster.durable_node import EXPIRY
+from tests.cluster.test_applications import Links, link, settle
+from tests.innode import Node
+from tests.inprocess import Client
+from tests.redis_servers import RunningRedis
+from tests.store.durable.model_log import ModelLog, name_of
+
+pytestmark = [pytest.mark.system, pytest.mark.interpreted]  # a real Redis
+
+LASTING: Final[Properties] = {SESSION_EXPIRY_INTERVAL: EXPIRY}
+PARTITIONS: Final = 6
+SERVICES: Final = Application(
+    clients=(ApplicationRule(client="service*"),), shared_partitions=PARTITIONS, shared_filters=3, pack_timeout=2.0
+)
+CONFIG: Final = Config(application=SERVICES)
+FILTER: Final = b"t/#"
+GROUP: Final = b"$share/g/" + FILTER
+TURNS: Final = 100
+
+
+class Services:
+    """A node, its log, and the services that are connected to it."""
+
+    def __init__(self, nodes: Callable[..., Node], redis: RunningRedis, workers: int, config: Config = CONFIG) -> None:
+        self.log = ModelLog()
+        self.links: Links = {}
+        self.node = nodes(workers, config, redis, durable=True, prepare=partial(link, self.log, self.links))
+        self.redis = redis
+        self.clients: dict[str, Client] = {}
+        self.got: dict[str, list[bytes]] = {}
+        self.silent: set[str] = set()  # clients that acknowledge nothing
+        self._id = 0
+
+    def go_on(self) -> None:
+        """All that there is to do is done; clients acknowledge what they got."""
+        settle(list(self.node), self.links)
+        for name, client in self.clients.items():
+            for packet in client.receive():
+                if isinstance(packet, Publish):
+                    self.got[name].append(packet.payload)
+                    if packet.qos and name not in self.silent:
+                        client.send(Ack(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id))
+                elif isinstance(packet, Ack) and packet.kind == PUBREL:
+                    client.send(Ack(PUBCOMP, packet.packet_id))
+
+    def until(self, done: Callable[[], bool]) -> None:
+        for _ in range(TURNS):
+            if done():
+                return
+            self.go_on()
+        raise AssertionError(f"it does not come: {self.got}, {self.leases()}")
+
+    def connect(self, worker: int, name: str, version: int = V5) -> Client:
+        client: Client = self.node[worker].connect(
+            name, version, clean_start=False, properties=LASTING if version == V5 else {}
+        )
+        self.node.settle()
+        self.clients[name] = client
+        self.got.setdefault(name, [])
+        return client
+
+    def subscribe(self, worker: int, name: str, *filters: bytes, qos: int = 2, version: int = V5) -> Client:
+        client = self.connect(worker, name, version)
+        client.send(Subscribe(1, [Wanted(each, qos) for each in filters or (GROUP,)]))
+        answers: list[object] = []
+
+        def answered() -> bool:
+            answers.extend(client.receive())
+            return bool(answers)
+
+        for _ in range(TURNS):
+            if answered():
+                break
+            settle(list(self.node), self.links)
+        assert [SubAck(1, [qos] * len(filters or (GROUP,)))] == answers
+        return client
+
+    def leave(self, name: str) -> None:
+        self.clients.pop(name).socket.close()
+        self.node.settle()
+
+    def publish(self, worker: int, *payloads: bytes, qos: int = 1) -> None:
+        """Publish each under a topic name of its own, and see the acknowledgements."""
+        self._id += 1
+        publisher = self.node[worker].connect(f"publisher{self._id}")
+        for number, payload in enumerate(payloads, 1):
+            publisher.send(Publish(b"t/" + payload, payload, qos, packet_id=number))
+        acknowledged = 0
+        for _ in range(TURNS):
+            self.go_on()
+            acknowledged += len([each for each in publisher.receive() if isinstance(each, Ack)])
+            if acknowledged == len(payloads):
+                break
+        assert acknowledged == len(payloads)
+        publisher.socket.close()
+        self.node.settle()
+
+    def leases(self) -> dict[str, set[int]]:
+        """The partitions of each service that is connected, in all of its groups."""
+        found: dict[str, set[int]] = {}
+        for broker in self.node:
+            logs = broker.worker.links.durable_store and broker.worker.links.durable_store.shared_logs
+            assert isinstance(logs, DurableSharedLogs)
+            for group in logs.groups():
+                for member, leases in group.reading():
+                    name = member.session.client_id
+                    found[name] = found.get(name, set()) | {lease.partition for lease in leases}
+        return found
+
+    def balanced(self, *names: str) -> bool:
+        leases = [self.leases().get(name, set()) for name in names]
+        numbers = sorted(number for each in leases for number in each)
+        sizes = [len(each) for each in leases]
+        return numbers == list(range(PARTITIONS)) and max(sizes) - min(sizes) <= 1
+
+
+def numbers(first: int, last: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, last)]
+
+
+@pytest.fixture
+def services(nodes: Callable[..., Node], redis: RunningRedis) -> Callable[..., Services]:
+    return lambda workers=2, config=CONFIG: Services(nodes, redis, workers, config)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_each_message_comes_to_one_member_of_each_group(services: Callable[..., Services], qos: int) -> None:
+    """A service would do twice what another did already, or nobody do it."""
+    node = services()
+    node.subscribe(0, "service1")
+    node.subscribe(1, "service2")
+    node.subscribe(1, "service3", b"$share/other/" + FILTER)
+    node.until(lambda: node.balanced("service1", "service2") and node.balanced("service3"))
+    node.publish(0, *numbers(0, 30), qos=qos)
+    node.publish(1, *numbers(30, 60), qos=qos)
+    node.until(lambda: len(node.got["service3"]) == 60)
+    got = node.got["service1"] + node.got["service2"]
+
+    assert sorted(numbers(0, 60)) == sorted(got) == sorted(node.got["service3"])
+    assert node.got["service1"] and node.got["service2"]
+    topic = shared_topic_of(FILTER)
+    assert {name_of(topic, number) for number in range(PARTITIONS)} <= node.log.topics.keys()
+    assert not any(node.log.topics[topic_of(name.encode())].records for name in node.clients), "it is in no other log"
+
+
+def test_messages_are_acknowledged_when_the_log_has_them(services: Callable[..., Services]) -> None:
+    """What is acknowledged would be lost with the worker."""
+    node = services()
+    node.subscribe(0, "service1")
+    node.until(lambda: node.balanced("service1"))
+    publisher = node.node[1].connect("publisher")
+    publisher.send(Publish(b"t/1", b"1", 1, packet_id=1))
+    node.node.settle()
+    assert [] == publisher.receive()
+    assert 1 == len(node.links[node.node[1]][0].unstored)
+    node.go_on()
+
+    assert [PUBACK] == [each.kind for each in publisher.receive() if isinstance(each, Ack)]
+
+
+def test_devices_and_services_of_one_share_name_are_two_groups(services: Callable[..., Services]) -> None:
+    """A device would take what a service has to have, and the other way round."""
+    node = services()
+    node.subscribe(0, "service1")
+    node.subscribe(1, "device1")
+    node.subscribe(0, "device2")
+    node.until(lambda: node.balanced("service1"))
+    node.publish(0, *numbers(0, 20))
+    node.until(lambda: len(node.got["service1"]) == 20)
+    node.go_on()
+
+    assert sorted(numbers(0, 20)) == sorted(node.got["service1"]) == sorted(node.got["device1"] + node.got["device2"])
+
+
+def test_the_work_of_a_member_that_is_stuck_goes_to_the_others(services: Callable[..., Services]) -> None:
+    """What comes behind its messages would wait for it, for however long."""
+    node = services()
+    node.subscribe(0, "service1", version=V311)
+    node.subscribe(0, "service2")
+    node.subscribe(1, "service3")
+    node.until(lambda: node.balanced("service1", "service2", "service3"))
+    node.silent.add("service1")
+    node.publish(0, *numbers(0, 30))
+    node.until(lambda: len(set(node.got["service1"])) + len(node.got["service2"] + node.got["service3"]) == 30)
+    stuck = set(node.got["service1"])
+    assert stuck
+    node.until(lambda: node.balanced("service2", "service3"))
+    node.publish(1, *numbers(30, 60))
+    node.until(lambda: len(node.got["service2"] + node.got["service3"]) == 60 - len(stuck))
+    assert stuck == set(node.got["service1"])
+    node.silent.clear()
+    for packet_id in range(1, len(stuck) + 1):
+        node.clients["service1"].send(Ack(PUBACK, packet_id))
+
+    node.until(lambda: node.balanced("service1", "service2", "service3"))
+
+
+def test_what_comes_while_all_members_are_away_waits_in_the_log(services: Callable[..., Services]) -> None:
+    """It would be lost; or the next member begin at the end of the log."""
+    node = services()
+    node.subscribe(0, "service1")
+    node.until(lambda: node.balanced("service1"))
+    node.publish(0, *numbers(0, 10))
+    node.until(lambda: len(node.got["service1"]) == 10)
+    node.leave("service1")
+    node.publish(1, *numbers(10, 40))
+    node.connect(1, "service1")
+    node.until(lambda: len(node.got["service1"]) == 40)
+
+    assert sorted(numbers(0, 40)) == sorted(node.got["service1"])
+
+
+def test_a_group_begins_where_the_log_ends(services: Callable[..., Services]) -> None:
+    """It would get what was published before; or not what was published behind its SUBACK."""
+    node = services()
+    node.subscribe(0, "service1")
+    node.publish(0, *numbers(0, 20))
+    node.subscribe(1, "service2", b"$share/later/" + FILTER)
+    node.publish(0, *numbers(20, 40))
+    node.until(lambda: len(node.got["service2"]) >= 20 and len(node.got["service1"]) == 40)
+
+    assert sorted(numbers(20, 40)) == sorted(node.got["service2"])
+
+
+@pytest.mark.parametrize("how", ["unsubscribes", "ends"])
+def test_a_group_without_members_is_forgotten(services: Callable[..., Services], how: str) -> None:
+    """A group that begins anew would get all that was published meanwhile; what is stored of it would stay for good."""
+    node = services()
+    client = node.subscribe(0, "service1")
+    node.until(lambda: node.balanced("service1"))
+    if how == "unsubscribes":
+        client.send(Unsubscribe(2, [GROUP]))
+    else:
+        node.leave("service1")
+        again = node.node[0].connect("service1", V5, clean_start=True)
+        node.node.settle()
+        again.socket.close()
+    stored = node.redis.client()
+    node.until(lambda: not stored.keys("*:group:*") and not stored.keys("*:members:*"))
+    node.publish(0, *numbers(0, 10))
+    records = sum(len(node.log.topics[name_of(shared_topic_of(FILTER), each)].records) for each in range(PARTITIONS))
+
+    assert 0 == records, "nobody is to have it"
+
+
+def test_what_a_member_leaves_goes_to_another_one(services: Callable[..., Services]) -> None:
+    """What it was sent and has not acknowledged would be lost with its session."""
+    node = services()
+    node.subscribe(0, "service1")
+    node.until(lambda: node.balanced("service1"))
+    node.silent.add("service1")
+    node.publish(0, *numbers(0, 10))
+    node.until(lambda: len(node.got["service1"]) == 10)
+    node.subscribe(1, "service2")
+    node.leave("service1")
+    node.node[0].connect("service1", V5, clean_start=True)
+    node.until(lambda: len(node.got["service2"]) == 10)
+
+    assert sorted(numbers(0, 10)) == sorted(node.got["service2"])
+    node.until(lambda: node.balanced("service2"))
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_partitions_of_a_worker_that_dies_go_to_others(services: Callable[..., Services], qos: int) -> None:
+    """They would be read by nobody; or twice, and a QoS 2 message come to two members."""
+    node = services()
+    node.subscribe(0, "service1")
+    node.subscribe(1, "service2")
+    node.until(lambda: node.balanced("service1", "service2"))
+    node.publish(1, *numbers(0, 20), qos=qos)
+    node.until(lambda: len(node.got["service1"] + node.got["service2"]) == 20)
+    dead = node.node[0]
+    del node.clients["service1"]
+    node.node.kill(dead)
+    node.links[dead][0].end(most=0, late=0)
+    node.publish(0, *numbers(20, 40), qos=qos)
+    node.node.start(0)
+    node.until(lambda: node.balanced("service2"))
+    node.until(lambda: len(node.got["service1"] + node.got["service2"]) >= 40)
+
+    assert sorted(numbers(0, 40)) == sorted(node.got["service1"] + node.got["service2"])
+
+
+def test_a_client_gets_no_more_than_it_has_asked_for(services: Callable[..., Services]) -> None:
+    """[MQTT-4.8.2-3]: the QoS is the lower one of both."""
+    node = services(1)
+    client = node.subscribe(0, "service1", qos=1)
+    node.until(lambda: node.balanced("service1"))
+    publisher = node.node[0].connect("publisher")
+    for number, qos in enumerate((0, 1, 2)):
+        publisher.send(Publish(b"t/a", b"%d" % qos, qos, packet_id=number))
+    came: list[Publish] = []
+    for _ in range(TURNS):
+        settle(list(node.node), node.links)
+        came += [each for each in client.receive() if isinstance(each, Publish)]
+        if len(came) == 3:
+            break
+
+    assert [(b"0", 0), (b"1", 1), (b"2", 1)] == sorted((each.payload, each.qos) for each in came)
+
+
+def test_a_service_that_subscribes_with_qos_0_reads_no_log(services: Callable[..., Services]) -> None:
+    """It would need packet ids for what has none; or what is published be kept for nobody."""
+    node = services()
+    node.subscribe(0, "service1", qos=0)
+    node.publish(1, *numbers(0, 5))
+    node.until(lambda: len(node.got["service1"]) == 5)
+    assert not node.leases().get("service1")
+    node.subscribe(1, "service2", qos=1)
+    node.until(lambda: node.balanced("service2"))
+    node.publish(1, *numbers(5, 10))
+
+    node.until(lambda: sorted(node.got["service2"]) == numbers(5, 10))
+
+
+def test_leases_that_redis_has_lost_are_restored(services: Callable[..., Services]) -> None:
+    """Partitions would be read by nobody: twelve of thirty topics reached no member."""
+    node = services()
+    node.subscribe(0, "service1")
+    node.subscribe(1, "service2")
+    node.until(lambda: node.balanced("service1", "service2"))
+    client = node.redis.client()
+    for key in [*client.keys("*:group:*"), *client.keys("*:members:*")]:
+        client.delete(key)
+    for _ in range(50):
+        node.go_on()
+    assert node.balanced("service1", "service2")
+    node.publish(0, *numbers(0, 20))
+    node.until(lambda: len(node.got["service1"] + node.got["service2"]) == 20)
+    node.leave("service1")
+
+    node.until(lambda: node.balanced("service2"))
+
+
+def test_shared_subscriptions_of_a_service_are_limited(services: Callable[..., Services]) -> None:
+    """A client could have topics made without end."""
+    node = services(1)
+    client = node.subscribe(0, "service1", *[b"$share/g/%d" % number for number in range(3)])
+    client.send(Subscribe(2, [Wanted(b"$share/g/3", 1), Wanted(b"$share/g/1", 1), Wanted(b"plain", 1)]))
+    settle(list(node.node), node.links)
+    assert [SubAck(2, [FilterRefusal.SHARED_FILTERS.code, 1, 1])] == client.receive()
+    node.links[node.node[0]][0].trouble = "the log cannot be reached"
+    client.send(Unsubscribe(3, [b"$share/g/1"]))
+    client.send(Subscribe(4, [Wanted(b"$share/g/9", 1)]))
+    settle(list(node.node), node.links)
+
+    assert SubAck(4, [FilterRefusal.LOG_UNAVAILABLE.code]) in client.receive()
+
+
+def test_publishers_wait_for_a_topic_that_is_not_made_yet(services: Callable[..., Services]) -> None:
+    """What they were answered for would be dropped."""
+    node = services()
+    node.links[node.node[1]][0].away = True
+    node.subscribe(0, "service1")
+    publisher = node.node[1].connect("publisher")
+    publisher.send(Publish(b"t/1", b"1", 1, packet_id=1))
+    node.go_on()
+    assert [] == publisher.receive()
+    node.links[node.node[1]][0].away = False
+    node.until(lambda: node.got["service1"] == [b"1"])
+
+    assert [PUBACK] == [each.kind for each in publisher.receive() if isinstance(each, Ack)]
+
+
+def test_messages_of_one_topic_name_keep_their_order(services: Callable[..., Services]) -> None:
+    """A service would see the state of a device go back."""
+    node = services()
+    node.subscribe(0, "service1")
+    node.subscribe(1, "service2")
+    node.until(lambda: node.balanced("service1", "service2"))
+    publisher = node.node[0].connect("publisher")
+    for number in range(40):
+        publisher.send(Publish(b"t/one", b"%d" % number, 1, packet_id=number + 1))
+    node.until(lambda: len(node.got["service1"] + node.got["service2"]) == 40)
+    (reader,) = [name for name in ("service1", "service2") if node.got[name]]
+
+    assert numbers(0, 40) == node.got[reader]
+    assert partition_of(b"t/one", PARTITIONS) in node.leases()[reader]
+
+
+def test_a_session_that_moves_to_another_worker_leaves_its_partitions(services: Callable[..., Services]) -> None:
+    """They would be read at two workers, or wait for the former one."""
+    node = services()
+    node.subscribe(0, "service1")
+    node.subscribe(0, "service2")
+    node.until(lambda: node.balanced("service1", "service2"))
+    node.publish(0, *numbers(0, 10))
+    node.leave("service1")
+    node.connect(1, "service1")
+    node.until(lambda: node.balanced("service1", "service2"))
+    node.publish(1, *numbers(10, 30))
+    node.until(lambda: len(node.got["service1"] + node.got["service2"]) == 30)
+
+    assert sorted(numbers(0, 30)) == sorted(node.got["service1"] + node.got["service2"])
