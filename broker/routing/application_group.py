@@ -7,11 +7,26 @@
 # subscribed with QoS 0; and what a member has left when its session ended (store/durable/returned.py).
 from broker.overload.gate import Gate
 from broker.routing.authority import Authoriser
+from broker.routing.group_names import MARK
 from broker.routing.shared import SharedGroup
 from broker.routing.shared_backlog import SharedBacklog
 from broker.routing.shared_log import SharedLogs
 from broker.session.message import Message
 from broker.session.subscription import Subscription
+
+
+def new_group(
+    share: bytes,
+    filter: bytes,
+    backlog: SharedBacklog,
+    authoriser: Authoriser | None,
+    shard: int,
+    logs: SharedLogs | None,
+) -> SharedGroup:
+    """The group with *share*, as group_names.py has it, and *filter*."""
+    if logs is not None and share.startswith(MARK):
+        return ApplicationGroup(share, filter, backlog, authoriser, shard, logs)
+    return SharedGroup(share, filter, backlog, authoriser, shard)
 
 
 class ApplicationGroup(SharedGroup):

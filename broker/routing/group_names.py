@@ -13,10 +13,10 @@ MARK: Final = b"\0"
 APPLICATION_PREFIX: Final = b"$application/"
 
 
-def is_application(subscription: Subscription) -> bool:
-    """Whether *subscription* is that of an APPLICATION client, if there are logs."""
+def share_of(subscription: Subscription, logs: bool) -> bytes:
+    """The share name of the group that *subscription* is in. *logs*: there are some, for APPLICATION clients."""
     storage = subscription.session.storage
-    return storage is not None and storage.application
+    return MARK + subscription.share if logs and storage is not None and storage.application else subscription.share
 
 
 def share_name(share: bytes) -> bytes:

@@ -30,11 +30,11 @@ from typing import Final, cast
 
 from broker.mqtt.topics import check_topic
 from broker.reasons import CloseReason, ProtocolError
-from broker.routing.application_group import ApplicationGroup
+from broker.routing.application_group import new_group
 from broker.routing.authority import Authoriser
 from broker.routing.cold_index import ColdIndex
 from broker.routing.filters import FilterIndex, first_level, is_wildcard, matches
-from broker.routing.group_names import MARK, is_application
+from broker.routing.group_names import share_of
 from broker.routing.hash_set import HashSet
 from broker.routing.neighbour import ColdReceiver, Neighbour, Neighbours
 from broker.routing.overlapping import audience, merged, overlaps
@@ -378,7 +378,7 @@ class Routes:
         return len(self._routes) + len(self._old), self.index.subscribers() + shared, shared
 
     def _join(self, subscription: Subscription) -> None:
-        group = self._group(self._share_of(subscription), subscription.filter)
+        group = self._group(share_of(subscription, self.logs is not None), subscription.filter)
         if len(group) == 0:
             self._shared_here += 1
             self.patterns.add(group.filter, True, subscription.session.client_id)
@@ -390,7 +390,7 @@ class Routes:
         self._announce(group)
 
     def _leave(self, subscription: Subscription) -> None:
-        group = self._shared[self._share_of(subscription), subscription.filter]
+        group = self._shared[share_of(subscription, self.logs is not None), subscription.filter]
         durable = group.durable
         group.leave(subscription)
         self._members -= 1
@@ -414,7 +414,7 @@ class Routes:
         group = self._shared.get(key)
         if group is not None:
             return group
-        group = self._shared[key] = self._new_group(share, filter)
+        group = self._shared[key] = new_group(share, filter, self.backlog, self._authoriser, self._shard, self.logs)
         self._groups.add(filter, group)
         self._shared_text += len(share) + len(filter)
         route = self._current(filter)
@@ -425,17 +425,6 @@ class Routes:
             self._size += RECEIVER_BYTES
             self._shrink(self._limit, self._topics)
         return group
-
-    def _new_group(self, share: bytes, filter: bytes) -> SharedGroup:
-        if self.logs is not None and share.startswith(MARK):
-            return ApplicationGroup(share, filter, self.backlog, self._authoriser, self._shard, self.logs)
-        return SharedGroup(share, filter, self.backlog, self._authoriser, self._shard)
-
-    def _share_of(self, subscription: Subscription) -> bytes:
-        """The share name of the group that *subscription* is in."""
-        if self.logs is not None and is_application(subscription):
-            return MARK + subscription.share
-        return subscription.share
 
     def _forget_empty(self, group: SharedGroup) -> None:
         """Remove *group* if it has no member at any worker."""

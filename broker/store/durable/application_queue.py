@@ -59,7 +59,6 @@ UNKNOWN: Final = -2.0  # a time: that of the next look
 UNREAD: Final = -1  # an offset
 GRAIN: Final = 0.1  # seconds: messages that are sent within this time count as sent together
 PASSED_BYTES: Final = 1024 * 1024  # of messages that wait in the queue; one more message may exceed it
-NO_LEASES: Final[list[Lease]] = []  # never changed
 
 
 class QueueLogs(Protocol):
@@ -158,7 +157,6 @@ class ApplicationQueue(DurableQueue):
         self._noted = -1  # the offset behind the last record that was passed on as a whole
         self._ends: list[tuple[int, int]] = []  # of records that are not done: last position, offset behind the record
         self.leases: Final = HeldLeases()
-        self._leases_first = False
 
     def restore_log(self, saved: bytes) -> None:
         if self._taken is not None:
@@ -311,26 +309,18 @@ class ApplicationQueue(DurableQueue):
 
     def go_on(self, now: float) -> None:
         """Pass on what was read, as far as there are places."""
-        feed = self._feed
-        own = feed is not None and feed.has_more()
-        leased = self.leases.with_more() if self.leases.all else NO_LEASES
-        if self._feeding or not (own or leased) or not self._has_place():
+        if self._feeding or (self._feed is None and not self.leases.all) or not self._has_place():
             return
         if self.stored.unread or self._give is not None or self.damaged or self.purging:
             return  # what waits in Redis goes first
+        turns = self.leases.turns(self._feed)
+        if not turns:
+            return
         self._feeding = True
         wall = self._logs.wall()
-        most = STEPS // (own + len(leased))
         more = False
-        self._leases_first = not self._leases_first  # each has its turn, however much the other one has
-        if feed is not None and own and not (leased and self._leases_first):
-            more = self._pass_on(feed, None, most, now, wall)
-            own = False
-        for lease in leased:
-            if lease.feed is not None:
-                more = self._pass_on(lease.feed, lease, most, now, wall) or more
-        if feed is not None and own:
-            more = self._pass_on(feed, None, most, now, wall) or more
+        for feed, lease in turns:
+            more = self._pass_on(feed, lease, STEPS // len(turns), now, wall) or more
         self._feeding = False
         if more:
             self._logs.soon(self)
@@ -428,8 +418,7 @@ class ApplicationQueue(DurableQueue):
 
     def restore_leases(self, fields: dict[bytes, bytes]) -> None:
         self.leases.restore(fields)
-        if fields:
-            self._commit.soon(self)
+        self._commit.soon(self)
 
     def record_key(self) -> bytes:
         """The key of the record of the session."""
@@ -541,8 +530,7 @@ class ApplicationQueue(DurableQueue):
 
     def _give_if_stored(self) -> None:
         if self._give is not None and not self.damaged:
-            waits = self._offered or self._appending or self._log_due or self._log_under_way
-            if waits or self.leases.all:
+            if self._keeps_something():
                 return
         super()._give_if_stored()
 
@@ -552,9 +540,11 @@ class ApplicationQueue(DurableQueue):
             self._send_soon()
 
     def all_stored(self) -> bool:
-        if self._offered or self._appending or self._log_due or self._log_under_way or self.leases.all:
-            return False
-        return super().all_stored()
+        return not self._keeps_something() and super().all_stored()
+
+    def _keeps_something(self) -> bool:
+        waits = self._offered or self._appending or self._log_due or self._log_under_way
+        return bool(waits or self.leases.all)
 
     # What GroupCommit asks for.
 
@@ -563,8 +553,7 @@ class ApplicationQueue(DurableQueue):
         removals = super().removes(now)
         if not self.leases.all or (self._given and not ends):
             return removals
-        record = self._keys.records + self.client
-        released = self.leases.removes(self._logs.lease_keys, record, self.client, ends)
+        released = self.leases.removes(self._logs.lease_keys, self.record_key(), self.client, ends)
         if released and not self.ended:
             self._removing = True
         return [*released, *removals]

@@ -7,6 +7,7 @@ from typing import Final
 
 from broker.store.durable.lease_scripts import LeaseKeys, lease_field, read_field
 from broker.store.durable.leases import Lease
+from broker.store.durable.log_feed import LogFeed
 from broker.store.durable.removals import Words
 
 
@@ -32,9 +33,14 @@ class HeldLeases:
         """Those of *group* that are not being released."""
         return [lease for lease in self.all.values() if lease.group == group and not lease.releasing]
 
-    def with_more(self) -> list[Lease]:
-        """Those of which something is to be passed on: each call begins with another one."""
-        found = [lease for lease in self.all.values() if lease.feed is not None and lease.feed.has_more()]
+    def turns(self, own: LogFeed | None) -> list[tuple[LogFeed, Lease | None]]:
+        """The feeds that have something to pass on, *own* without a lease: each call begins with another one."""
+        found: list[tuple[LogFeed, Lease | None]] = []
+        if own is not None and own.has_more():
+            found.append((own, None))
+        for lease in self.all.values():
+            if lease.feed is not None and lease.feed.has_more():
+                found.append((lease.feed, lease))
         if len(found) > 1:
             self._turn = (self._turn + 1) % len(found)
             found = found[self._turn :] + found[: self._turn]
