@@ -28,6 +28,7 @@ from tests.tools.faults.applications.logs import (
     take_snapshot,
 )
 from tests.tools.faults.applications.plan import KAFKA_LOG, plan
+from tests.tools.faults.applications.shared import DOUBLED, LOST, Group, SharedJudge
 from tests.tools.faults.durable import plan as durable
 from tests.tools.faults.durable.client import DurableClient
 from tests.tools.faults.durable.history import Event, Message, Received, Rollback
@@ -49,6 +50,8 @@ EXPIRIES: Final = (0, 0, 0, 0, 3, 3600)  # seconds, of messages; 0: none
 ATTEMPTS: Final = 30  # to harm connections, one second each
 VICTIM: Final = 30.0  # seconds until a process is there that can be harmed, at most
 MOST_MISSING: Final = 5  # snapshots that are told
+SHARED_PATIENCE: Final = 30.0  # seconds for what groups are owed: a topic that fails is asked for again after 5
+AGAIN: Final = 1.0
 PASSED: Final = "saved position"  # a verdict
 NOT_FROM_LOG: Final = "not from the log"
 NEVER: Final = "never happened"
@@ -73,6 +76,7 @@ class ApplicationRun(DurableRun):
         self._snapshots: list[Snapshot] = []
         self._happened: Counter[str] = Counter()
         self._records: dict[str, Records] = {}
+        self._shared = SharedJudge({})
         super().__init__(folder, seed, workers, faults, brisk, messages)
         self.outcome.told = f"{self._log}, {self.outcome.told}"
 
@@ -146,11 +150,29 @@ class ApplicationRun(DurableRun):
             application("old-1", "d/p2/#", 1, version=old),
             application("old-2", "d/p3/#", 2, version=old),
             application("old-stubborn-1", "d/p3/1", 1, version=old, slow=slow),
+            *self._make_members(old, slow),
         ]
         for lane in self._lanes:
             self._roaming += [lane.publisher, lane.subscriber]
         self._returning = [*self._subscribers, *self._away]
         self._lasting = [*self._roaming, *self._returning]
+
+    def _make_members(self, old: int, slow: float) -> list[DurableClient]:
+        """Those of two groups; each has one that may be stuck."""
+        settings: dict[str, list[dict[str, int | float]]] = {
+            "one": [{}, {"slow": slow}, {"receive_maximum": 8}],
+            "two": [{"version": old, "slow": slow}, {}],
+        }
+        made: list[DurableClient] = []
+        groups: dict[str, Group] = {}
+        for name, each in settings.items():
+            members = [f"app-{name}-{number}" for number in range(len(each))]
+            groups[name] = Group("d/", members)
+            for member, more in zip(members, each, strict=True):
+                filter = f"$share/{name}/d/#"
+                made.append(DurableClient(self._clients, member, filter=filter, qos=2, application=True, **more))  # type: ignore[arg-type]
+        self._shared = SharedJudge(groups)
+        return made
 
     def _load(self) -> None:
         super()._load()
@@ -241,6 +263,7 @@ class ApplicationRun(DurableRun):
 
     def _note(self, event: Event) -> None:
         super()._note(event)
+        self._shared.take(event)
         if isinstance(event, Rollback):  # the log may have lost its end, too
             self._snapshots.clear()
 
@@ -258,6 +281,8 @@ class ApplicationRun(DurableRun):
         for client in self._lasting:
             client.hurry()
         super()._recover()
+        self._wait(lambda: not self._shared.missing(), SHARED_PATIENCE)
+        self._turn(AGAIN)  # what comes twice has the time to come
         self._read_logs()
 
     def _read_retained(self) -> None:
@@ -277,6 +302,7 @@ class ApplicationRun(DurableRun):
         super()._judge()
         if finished:
             self._judge_faults()
+            self._judge_shared()
         if self._records:
             self._judge_positions()
             self._judge_sources()
@@ -287,6 +313,17 @@ class ApplicationRun(DurableRun):
             "records": sum(len(records) for records in self._records.values()),
             "snapshots": len(self._snapshots),
         }
+
+    def _judge_shared(self) -> None:
+        """Each group got all that was acknowledged; see shared.py."""
+        lost, doubled = self._shared.missing(), self._shared.doubled()
+        for kind, found in ((LOST, lost), (DOUBLED, doubled)):
+            if found:
+                self.outcome.failures.append(f"{kind}: {len(found)} messages, {found[:MOST_MISSING]} the first")
+                self.outcome.verdicts[kind] += len(found)
+        self.outcome.figures |= {"shared": self._shared.delivered()}
+        if not self._shared.delivered():
+            self.outcome.failures.append(f"{NEVER}: a delivery to a member of a group")
 
     def _judge_faults(self) -> None:
         """A run in which a kind of fault never happened has shown nothing about it."""

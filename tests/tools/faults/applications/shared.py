@@ -1,0 +1,77 @@
+# The judge of groups of APPLICATION clients: of what was acknowledged, some member of each group got each message, and
+# at QoS 2 one member got it, once.
+#
+# Members never start clean, so what a group is owed is what was published behind the first SUBACK of any of them. What
+# has an expiry is owed to nobody. After a loss of power nothing is judged: a group may have begun anew.
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.tools.faults.durable.history import ERROR, Answered, Event, Message, Received, Rollback, Sent, Subscribed
+
+LOST: Final = "shared lost"  # verdicts
+DOUBLED: Final = "shared doubled"
+
+
+@dataclass
+class Group:
+    """*members* share messages on topics that begin with *start*."""
+
+    start: str
+    members: Sequence[str]
+    began: int | None = None  # the place of the first SUBACK in the history
+    got: dict[Message, set[str]] = field(default_factory=lambda: defaultdict(set))  # who got each message
+
+
+class SharedJudge:
+    def __init__(self, groups: Mapping[str, Group]) -> None:
+        self.groups: Final = groups
+        self.owed: dict[Message, tuple[str, int, int]] = {}  # topic, QoS, place of those that were acknowledged
+        self.rolled_back = False
+        self._sent: dict[Message, tuple[str, int, int]] = {}
+        self._place = 0
+        self._group_of = {member: group for group in groups.values() for member in group.members}
+
+    def take(self, event: Event) -> None:
+        self._place += 1
+        group = self._group_of.get(event.client)
+        match event:
+            case Subscribed() if group is not None and group.began is None:
+                group.began = self._place
+            case Sent() if not event.expiry:
+                self._sent.setdefault((event.client, event.number), (event.topic, event.qos, self._place))
+            case Answered() if event.code < ERROR and (event.client, event.number) in self._sent:
+                message = (event.client, event.number)
+                self.owed[message] = self._sent[message]
+            case Received() if group is not None:
+                group.got[event.message].add(event.client)
+            case Rollback():
+                self.rolled_back = True
+
+    def missing(self) -> list[tuple[str, Message]]:
+        """(group, message) of what was owed and has not come."""
+        if self.rolled_back:
+            return []
+        return [
+            (name, message)
+            for name, group in self.groups.items()
+            for message, (topic, _, place) in self.owed.items()
+            if group.began is not None and place > group.began and topic.startswith(group.start)
+            if message not in group.got
+        ]
+
+    def doubled(self) -> list[tuple[str, Message, Iterable[str]]]:
+        """(group, message, members) of what came to two members with QoS 2."""
+        if self.rolled_back:
+            return []
+        return [
+            (name, message, sorted(members))
+            for name, group in self.groups.items()
+            for message, members in group.got.items()
+            if len(members) > 1 and self._sent.get(message, ("", 0, 0))[1] == 2
+        ]
+
+    def delivered(self) -> int:
+        """Messages, once for each group that got it."""
+        return sum(len(group.got) for group in self.groups.values())
