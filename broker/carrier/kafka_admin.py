@@ -5,6 +5,7 @@
 import queue
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +15,14 @@ from typing import Any, Final, NamedTuple
 
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
-from kafka.errors import KafkaTimeoutError, NoError, TopicAlreadyExistsError, UnknownTopicOrPartitionError, for_code
+from kafka.errors import (
+    KafkaTimeoutError,
+    NoError,
+    TopicAlreadyExistsError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
 
 from broker.carrier.inbox import Inbox
 from broker.carrier.kafka_clients import CLIENT, PRODUCER, REQUEST, made
@@ -242,11 +250,19 @@ class KafkaAdmin:
         for topic in topics:
             producer._wait_on_metadata(topic, 1000 * max(0.001, deadline - time.monotonic()))
 
-    def delete(self, topic: str) -> None:
-        answer = self._connected().delete_topics([topic], timeout_ms=REQUEST, raise_errors=False)["topics"][0]
+    def delete(self, topic: str, log: bytes = b"") -> bool:
+        """Delete *topic*, if its identity is *log*; b"": whichever it has. LogError.
+
+        False: there is a topic of this name, which has another identity.
+        """
+        which = uuid.UUID(bytes=log) if log else topic
+        answer = self._connected().delete_topics([which], timeout_ms=REQUEST, raise_errors=False)["topics"][0]
         kind = for_code(answer["error_code"])
+        if kind is UnknownTopicIdError:
+            return self.find(topic) is None
         if kind not in (NoError, UnknownTopicOrPartitionError):
             raise error_of(kind(topic))
+        return True
 
     def find(self, topic: str) -> Any:
         """The metadata of *topic*; None: it does not exist. LogError."""
@@ -278,6 +294,7 @@ class KafkaAdmin:
                 retention_bytes=int(values["retention.bytes"]),
                 replication=len(found["partitions"][0]["replica_nodes"]),
             ),
+            log=uuid.UUID(str(found["topic_id"])).bytes,
             first=[first[one].offset for one in partitions],
             next=[following[one].offset for one in partitions],
         )

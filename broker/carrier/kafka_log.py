@@ -194,15 +194,17 @@ class KafkaLog:
     def reach(self, then: Callable[[LogError | None], None]) -> None:
         self._admin.run(self._admin.connect, lambda result, error: then(error))
 
-    def delete(self, topic: str, then: Callable[[LogError | None], None]) -> None:
-        self._made.pop(topic, None)
+    def delete(self, topic: str, log: bytes, then: Callable[[LogError | None], None]) -> None:
+        made = self._made.pop(topic, None)
 
         def deleted(result: object, error: LogError | None) -> None:
-            if error is None:
+            if error is None and result:
                 self._appends.drop(topic, LogError(LogFailure.UNKNOWN_TOPIC, topic))
+            elif made is not None:
+                self._made.setdefault(topic, made)
             then(error)
 
-        self._admin.run(partial(self._admin.delete, topic), deleted)
+        self._admin.run(partial(self._admin.delete, topic, log), deleted)
 
     def describe(self, topic: str, then: Callable[[TopicDescription | None, LogError | None], None]) -> None:
         work = partial(self._admin.describe, topic)

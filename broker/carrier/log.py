@@ -188,8 +188,11 @@ class Log(Protocol):
         """Find out whether *topic* could be made; nothing is made."""
         ...
 
-    def delete(self, topic: str, then: Callable[[LogError | None], None]) -> None:
-        """Delete *topic* with all records; one that does not exist is none."""
+    def delete(self, topic: str, log: bytes, then: Callable[[LogError | None], None]) -> None:
+        """Delete *topic* with all records, if its identity is *log*; one that does not exist is none.
+
+        b"": whichever it has. A topic of this name that has another identity stays.
+        """
         ...
 
     def describe(self, topic: str, then: Callable[[TopicDescription | None, LogError | None], None]) -> None:

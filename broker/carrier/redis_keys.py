@@ -22,6 +22,11 @@ class LogKeys:
     def head(self, partition: Partition) -> bytes:
         return f"{self._prefix}:log:{{{partition.topic}/{partition.number}}}:head".encode()
 
+    def around(self, topic: str) -> tuple[str, str, str]:
+        """What is in the keys of the partitions of *topic*: before the number, and behind it in that of the records
+        and of the head."""
+        return f"{self._prefix}:log:{{{topic}/", "}:records", "}:head"
+
     def wake(self, carrier: str) -> bytes:
         return f"{self._prefix}:log:wake:{carrier}".encode()
 

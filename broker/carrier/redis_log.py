@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from broker.carrier.appends import MOST_BYTES, Appends, Done
 from broker.carrier.log import LogStatistics, Reader, Reading
@@ -92,6 +92,7 @@ class RedisLog:
         self._create = Script(commands, script.joinpath("create.lua").read_bytes())
         self._head = Script(commands, script.joinpath("head.lua").read_bytes())
         self._trim = Script(commands, script.joinpath("trim.lua").read_bytes())
+        self._delete_text = script.joinpath("delete.lua").read_bytes()
         self._made: dict[str, TopicProperties] = {}  # topics that were made, or found, by this process
         self._sources: dict[Reading, _Source] = {}
         self._failing: set[_Source] = set()  # that are to be read again
@@ -355,24 +356,19 @@ class RedisLog:
 
         self._call(self._create, [self._keys.topics, *heads], [topic, wanted, os.urandom(LOG_BYTES)], made)
 
-    def delete(self, topic: str, then: Callable[[LogError | None], None]) -> None:
-        self._made.pop(topic, None)
+    def delete(self, topic: str, log: bytes, then: Callable[[LogError | None], None]) -> None:
+        made = self._made.pop(topic, None)
 
         def deleted(reply: object, failure: StoreFailure | None) -> None:
-            if failure is None:
+            if failure is None and reply == 1:
                 self._appends.drop(topic, LogError(LogFailure.UNKNOWN_TOPIC, topic))
+            elif made is not None:
+                self._made.setdefault(topic, made)
             then(None if failure is None else error_of(failure))
 
-        def found(reply: object, failure: StoreFailure | None) -> None:
-            if failure is not None or reply is None:
-                deleted(reply, failure)
-                return
-            partitions = [Partition(topic, number) for number in range(properties_of(reply).partitions)]
-            keys = [key for partition in partitions for key in self._keys_of(partition)]
-            self._submit(self._commands, packed("DEL", *keys), lambda reply, failure: None)
-            self._submit(self._commands, packed("HDEL", self._keys.topics, topic), deleted)
-
-        self._submit(self._commands, packed("HGET", self._keys.topics, topic), found)
+        # With its text: a script that Redis does not know would be sent again, behind what came after it.
+        words = packed("EVAL", self._delete_text, 1, self._keys.topics, topic, log, *self._keys.around(topic))
+        self._submit(self._commands, words, deleted)
 
     def try_out(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
         self.describe(topic, lambda description, error: then(error))
@@ -383,17 +379,18 @@ class RedisLog:
                 then(None, None if failure is None else error_of(failure))
                 return
             properties = properties_of(reply)
-            heads: list[list[int]] = []
+            heads: list[list[Any]] = []
 
             def head(reply: object, failure: StoreFailure | None) -> None:
-                heads.append(cast("list[int]", reply) if failure is None else [])
+                heads.append(cast("list[Any]", reply) if failure is None else [])
                 if len(heads) < properties.partitions:
                     return
                 if [] in heads:
                     then(None, error_of(failure or StoreFailure.LOST))
                 else:
                     first, following = [one[0] for one in heads], [one[1] for one in heads]
-                    then(TopicDescription(properties=properties, first=first, next=following), None)
+                    log = heads[0][2]
+                    then(TopicDescription(properties=properties, log=log, first=first, next=following), None)
 
             for number in range(properties.partitions):
                 self._call(self._head, self._keys_of(Partition(topic, number)), [], head)

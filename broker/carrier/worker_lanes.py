@@ -210,8 +210,8 @@ class WorkerLanes:
             request, topic, properties = body.number(), body.text(), body.properties()
             self._log.create(topic, properties, partial(self._answer, request))
         elif kind == frames.DELETE:
-            request, topic = body.number(), body.text()
-            self._log.delete(topic, partial(self._answer, request))
+            request, topic, which = body.number(), body.text(), body.log()
+            self._log.delete(topic, which, partial(self._answer, request))
         elif kind == frames.DESCRIBE:
             request, topic = body.number(), body.text()
             self._log.describe(topic, partial(self._described, request))

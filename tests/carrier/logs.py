@@ -76,9 +76,9 @@ class Stage(ABC):
         self.until(lambda: told)
         return told[0]
 
-    def delete(self, topic: str) -> None:
+    def delete(self, topic: str, log: bytes = b"") -> None:
         told: list[LogError | None] = []
-        self.log.delete(topic, told.append)
+        self.log.delete(topic, log, told.append)
         self.until(lambda: told)
         assert told == [None]
 

@@ -52,7 +52,7 @@ def test_a_topic_that_was_deleted_is_made_again(kafka_stage: KafkaStage) -> None
         if topic:
             kafka_stage.log.create(topic, TopicProperties(partitions=partitions), told.append)
         else:
-            kafka_stage.log.delete(again, told.append)
+            kafka_stage.log.delete(again, b"", told.append)
     kafka_stage.until(lambda: len(told) == 5)
     found = kafka_stage.describe(again)
 

@@ -307,6 +307,41 @@ def test_a_topic_that_is_deleted_is_gone_with_its_records(stage_at_night: Stage)
     assert again is not None and [0] == again.next
 
 
+def test_a_topic_that_was_made_anew_is_not_deleted_for_the_former_one(stage: Stage) -> None:
+    """What a new session was sent would be gone: a deletion may come late, or be done twice."""
+    partition = stage.topic()
+    stage.append(partition, *packs(A, 1, 1))
+    former = stage.describe(partition.topic)
+    assert former is not None
+    stage.delete(partition.topic, former.log)
+    gone = stage.describe(partition.topic)
+    assert stage.create(partition.topic, TopicProperties()) is None
+    stage.append(partition, *packs(A, 2, 1))
+    stage.delete(partition.topic, former.log)
+    new = stage.describe(partition.topic)
+    pages = stage.read(partition)
+    stage.until(lambda: pages.packs)
+
+    assert gone is None
+    assert new is not None and former.log != new.log
+    assert packs(A, 2, 1) == pages.packs
+    assert [new.log] == [record.log for record in pages.records]
+
+
+def test_a_topic_that_is_asked_for_right_behind_its_deletion_is_there(stage: Stage) -> None:
+    """It would be refused, as it is not as it was, or be deleted with the former one."""
+    partition = stage.topic()
+    wanted = TopicProperties(partitions=2)
+    told: list[LogError | None] = []
+    stage.log.delete(partition.topic, b"", told.append)
+    stage.log.create(partition.topic, wanted, told.append)
+    stage.until(lambda: len(told) == 2)
+    found = stage.describe(partition.topic)
+
+    assert [None, None] == told
+    assert found is not None and [0, 0] == found.next
+
+
 def test_nothing_is_lost_or_doubled_when_the_server_is_killed(stage_at_night: Stage) -> None:
     """What was acknowledged would be missing after a crash of the server, or come twice."""
     stage = stage_at_night

@@ -16,6 +16,7 @@ from broker.store.logs.topics import LogError, Partition, TopicDescription, Topi
 
 AWAY = LogError(LogFailure.UNREACHABLE, "")
 SOURCE = 77
+LOG = bytes(range(16))  # the identity of a topic
 WINDOW = 1000
 MOST = 8000
 
@@ -56,8 +57,8 @@ class PaperLog:
     def try_out(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
         self.asked.append(("try_out", topic, properties, then))
 
-    def delete(self, topic: str, then: Callable[[LogError | None], None]) -> None:
-        self.asked.append(("delete", topic, then))
+    def delete(self, topic: str, log: bytes, then: Callable[[LogError | None], None]) -> None:
+        self.asked.append(("delete", topic, log, then))
 
     def describe(self, topic: str, then: Callable[[TopicDescription | None, LogError | None], None]) -> None:
         self.asked.append(("describe", topic, then))
@@ -279,7 +280,7 @@ def test_what_a_worker_cannot_send_is_an_error(worker: Worker, data: bool, kind:
 
 def test_control_frames_on_the_data_lane_are_an_error(worker: Worker) -> None:
     """They would wait behind what the log has no room for."""
-    for frame in (frames.taken(1, 1), frames.delete(1, "t"), frames.read(1, "t", 0, 0, Position().encode())):
+    for frame in (frames.taken(1, 1), frames.delete(1, "t", b""), frames.read(1, "t", 0, 0, Position().encode())):
         with pytest.raises(LaneError):
             worker.says(frame, data=True)
     with pytest.raises(LaneError):
@@ -409,16 +410,16 @@ def test_damaged_records_are_bounded_as_others(worker: Worker) -> None:
 def test_topics_are_asked_about(worker: Worker, log: PaperLog) -> None:
     """A client's topic would not be made."""
     properties = TopicProperties(partitions=2)
-    found = TopicDescription(properties=properties, first=[0, 0], next=[1, 2])
+    found = TopicDescription(properties=properties, log=LOG, first=[0, 0], next=[1, 2])
     worker.says(frames.create(7, "t", properties))
-    worker.says(frames.delete(8, "u"))
+    worker.says(frames.delete(8, "u", LOG))
     worker.says(frames.describe(9, "v"))
     create, delete, describe = log.asked
     assert ("create", "t", properties) == create[:3]
-    assert ("delete", "u") == delete[:2]
+    assert ("delete", "u", LOG) == delete[:3]
     assert ("describe", "v") == describe[:2]
     create[3](AWAY)
-    delete[2](None)
+    delete[3](None)
     describe[2](found, None)
     answers = [frames.read_answer(body, 0, len(body)) for kind, body in worker.control.frames()]
 

@@ -14,10 +14,10 @@ from typing import Final
 
 from broker.config.schema import LARGEST_PACKET
 from broker.reasons import LogFailure
-from broker.store.logs.records import OVERHEAD, Pack, Record
+from broker.store.logs.records import LOG_BYTES, OVERHEAD, Pack, Record
 from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
 
-VERSION: Final = 1
+VERSION: Final = 2
 LARGEST: Final = LARGEST_PACKET + 1024 * 1024  # bytes of a frame
 LARGEST_BODY: Final = LARGEST_PACKET + 512 * 1024  # bytes of a pack
 
@@ -30,25 +30,25 @@ READ: Final = 3  # reading, partition, bytes that its reader has already, topic,
 TAKEN: Final = 4  # reading, bytes that its reader needs no more
 STOP: Final = 5  # reading
 CREATE: Final = 6  # request, topic, properties
-DELETE: Final = 7  # request, topic
+DELETE: Final = 7  # request, topic, its identity; b"": whichever it has
 DESCRIBE: Final = 8  # request, topic
 METRICS: Final = 9  # a metrics record, which is answered by RECORDED
 
 # From the carrier, on the control lane.
 STORED: Final = 16  # sequence and offset of each pack that is stored
 REFUSED: Final = 17  # sequence, error
-ANSWER: Final = 18  # request, error, description; "" for those that there are not
+ANSWER: Final = 18  # request, error, description with the identity of the topic; "" for those that there are not
 STATUS: Final = 19  # packs that wait, their bytes, failing partitions, why the log is unusable or "", and some of
 # those partitions: topic, number, why
 RECORDED: Final = 24  # why a metrics record was not published, or may not have been; "": it was
 # On the data lane.
-RECORD: Final = 20  # reading, offset, and of each pack: source, sequence, length, body
+RECORD: Final = 20  # reading, offset, identity of the topic, and of each pack: source, sequence, length, body
 JUMPED: Final = 21  # reading, expected offset, offset
 DAMAGED: Final = 22  # reading, offset, why, the record
 FAILED: Final = 23  # reading, error; none: it can be read again
 
 HEAD: Final = 5  # bytes of a frame before its body
-RECORD_HEAD: Final = 16  # bytes of the body of RECORD before the first pack
+RECORD_HEAD: Final = 16 + LOG_BYTES  # bytes of the body of RECORD before the first pack
 SHOWN: Final = 64 * 1024  # bytes of a damaged record that are told
 PARTITIONS: Final = 20  # failing ones that a STATUS names
 
@@ -111,6 +111,11 @@ class Body:
             raise LaneError(f"the unknown failure {label!r:.100}")
         return _FAILURES[label] if label else None
 
+    def log(self) -> bytes:
+        """The identity of a topic; b"": it is not known."""
+        log = self.take(LOG_BYTES)
+        return log if any(log) else b""
+
     def properties(self) -> TopicProperties:
         partitions, retention = self.number(), self.signed()
         retention_bytes, replication = self.signed(), self.signed()
@@ -171,8 +176,8 @@ def create(request: int, topic: str, properties: TopicProperties) -> bytes:
     return frame(CREATE, _NUMBER.pack(request) + _text(topic) + _properties(properties))
 
 
-def delete(request: int, topic: str) -> bytes:
-    return frame(DELETE, _NUMBER.pack(request) + _text(topic))
+def delete(request: int, topic: str, log: bytes) -> bytes:
+    return frame(DELETE, _NUMBER.pack(request) + _text(topic) + _log(log))
 
 
 def describe(request: int, topic: str) -> bytes:
@@ -208,7 +213,7 @@ def recorded(failure: LogFailure | None) -> bytes:
 def answer(request: int, error: LogError | None, description: TopicDescription | None) -> bytes:
     parts = [_NUMBER.pack(request), _error(error)]
     if description is not None:
-        parts.append(_properties(description.properties))
+        parts += [_properties(description.properties), _log(description.log)]
         parts += [
             _TWO.pack(first, following) for first, following in zip(description.first, description.next, strict=True)
         ]
@@ -221,16 +226,16 @@ def read_answer(data: bytes, start: int, stop: int) -> tuple[int, LogError | Non
     request, error = body.number(), body.error()
     if not body.left():
         return request, error, None
-    properties = body.properties()
+    properties, log = body.properties(), body.log()
     offsets = read_stored(data, stop - body.left(), stop)
     if len(offsets) != properties.partitions:
         raise LaneError(f"the offsets of {len(offsets)} partitions of {properties.partitions}")
     first, following = [one[0] for one in offsets], [one[1] for one in offsets]
-    return request, error, TopicDescription(properties=properties, first=first, next=following)
+    return request, error, TopicDescription(properties=properties, log=log, first=first, next=following)
 
 
 def record(reading: int, what: Record) -> bytes:
-    parts = [b"", _TWO.pack(reading, what.offset)]
+    parts = [b"", _TWO.pack(reading, what.offset), _log(what.log)]
     size = 1 + RECORD_HEAD
     for pack in what.packs:
         length = len(pack.body)
@@ -244,12 +249,12 @@ def record(reading: int, what: Record) -> bytes:
 def read_record(data: bytes, start: int, stop: int) -> tuple[int, Record]:
     """(reading, record)"""
     body = Body(data, start, stop)
-    reading, offset = body.number(), body.number()
+    reading, offset, log = body.number(), body.number(), body.log()
     packs: list[Pack] = []
     while body.left():
         source, sequence, length = body.number(), body.number(), body.number()
         packs.append(Pack(source, sequence, body.take(length)))
-    return reading, Record(offset, packs)
+    return reading, Record(offset, packs, log)
 
 
 def size_of(what: Record) -> int:
@@ -307,6 +312,10 @@ def _text(text: str) -> bytes:
     if len(encoded) > 0xFFFF:
         encoded = encoded[:0xFFFF].decode(errors="ignore").encode()
     return _TEXT.pack(len(encoded)) + encoded
+
+
+def _log(log: bytes) -> bytes:
+    return log or bytes(LOG_BYTES)
 
 
 def _error(error: LogError | None) -> bytes:

@@ -312,16 +312,16 @@ class CarrierLink:
             self.tell(frames.taken(reading.number, reading.held))
         self.tell(frames.stop(reading.number))
 
-    # Topics. While one is being made or deleted, no other such request about it may be made: an answer may be lost with
-    # its carrier, and a topic be deleted a second time after it was made anew.
+    # Topics. An answer may be lost with its carrier: then what was asked for is done once more. So a topic may be
+    # deleted after it was made anew, unless the request says which one is meant.
 
     def create(self, topic: str, properties: TopicProperties, then: Then) -> None:
         """Make *topic*, or check that it is as it would be made; ready to be appended to when *then* is called."""
         self._ask(frames.create(self._last_request + 1, topic, properties), then, None)
 
-    def delete(self, topic: str, then: Then) -> None:
-        """Delete *topic* with all records; one that does not exist is none."""
-        self._ask(frames.delete(self._last_request + 1, topic), then, None)
+    def delete(self, topic: str, log: bytes, then: Then) -> None:
+        """Delete *topic*, if its identity is *log*; b"": whichever it has. One that does not exist is none."""
+        self._ask(frames.delete(self._last_request + 1, topic, log), then, None)
 
     def describe(self, topic: str, then: Described) -> None:
         """Tell *then* about *topic*; None: it does not exist."""

@@ -33,5 +33,6 @@ class TopicDescription:
     """A topic that exists."""
 
     properties: TopicProperties
+    log: bytes = b""  # its identity: no former topic of this name had the same (LOG_BYTES, records.py); b"": not known
     first: Sequence[int]  # of each partition, the offset of the oldest record
     next: Sequence[int]  # of each partition, the offset that the next record will have

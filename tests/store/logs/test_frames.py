@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from broker.reasons import LogFailure
 from broker.store.logs import frames
 from broker.store.logs.frames import HEAD, Body, LaneError, LogStatus
-from broker.store.logs.records import Pack, Record
+from broker.store.logs.records import LOG_BYTES, Pack, Record
 from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
 
 NUMBERS = st.integers(min_value=0, max_value=2**64 - 1)
 SIGNED = st.integers(min_value=-(2**63), max_value=2**63 - 1)
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)
 PACKS = st.lists(st.builds(Pack, NUMBERS, NUMBERS, st.binary(max_size=40)), max_size=5)
+LOGS = st.one_of(st.just(b""), st.binary(min_size=LOG_BYTES, max_size=LOG_BYTES).filter(any))
 ERRORS = st.builds(LogError, st.sampled_from(LogFailure), TEXTS)
 PROPERTIES = st.builds(
     TopicProperties,
@@ -31,7 +32,7 @@ def descriptions(draw: st.DrawFn) -> TopicDescription:
     properties = draw(PROPERTIES)
     count = properties.partitions
     each = st.lists(NUMBERS, min_size=count, max_size=count)
-    return TopicDescription(properties=properties, first=draw(each), next=draw(each))
+    return TopicDescription(properties=properties, log=draw(LOGS), first=draw(each), next=draw(each))
 
 
 def body(frame: bytes, kind: int) -> tuple[bytes, int, int]:
@@ -53,14 +54,14 @@ def test_a_pack_comes_as_it_was_appended(sequence: int, topic: str, partition: i
     assert (sequence, partition, topic, pack) == (found.number(), found.number(), found.text(), found.rest())
 
 
-@given(NUMBERS, NUMBERS, PACKS)
-def test_a_record_comes_as_it_was_read(reading: int, offset: int, packs: list[Pack]) -> None:
+@given(NUMBERS, NUMBERS, PACKS, LOGS)
+def test_a_record_comes_as_it_was_read(reading: int, offset: int, packs: list[Pack], log: bytes) -> None:
     """A message would change, or what a reader holds be counted differently at both ends."""
-    record = Record(offset, packs)
+    record = Record(offset, packs, log)
     frame = frames.record(reading, record)
 
     assert (reading, record) == frames.read_record(*body(frame, frames.RECORD))
-    assert frames.size_of(record) == 16 + sum(20 + len(pack.body) for pack in packs)
+    assert frames.size_of(record) == 32 + sum(20 + len(pack.body) for pack in packs)
 
 
 @given(NUMBERS, TEXTS, NUMBERS, NUMBERS, st.binary(max_size=60))
@@ -92,12 +93,11 @@ def test_what_is_asked_about_a_topic_comes(request: int, topic: str, properties:
     created = Body(*body(frames.create(request, topic, properties), frames.CREATE))
     assert (request, topic, properties) == (created.number(), created.text(), created.properties())
 
-    for frame, kind in (
-        (frames.delete(request, topic), frames.DELETE),
-        (frames.describe(request, topic), frames.DESCRIBE),
-    ):
-        asked = Body(*body(frame, kind))
-        assert (request, topic, 0) == (asked.number(), asked.text(), asked.left())
+    for log in (b"", bytes(range(LOG_BYTES))):
+        asked = Body(*body(frames.delete(request, topic, log), frames.DELETE))
+        assert (request, topic, log, 0) == (asked.number(), asked.text(), asked.log(), asked.left())
+    asked = Body(*body(frames.describe(request, topic), frames.DESCRIBE))
+    assert (request, topic, 0) == (asked.number(), asked.text(), asked.left())
 
 
 @given(NUMBERS, st.none() | ERRORS, st.none() | descriptions())
@@ -181,7 +181,7 @@ def test_what_is_no_frame_is_an_error(read: Callable[[bytes, int, int], Any], ga
 def test_a_record_that_was_cut_is_an_error(packs: list[Pack], data: st.DataObject) -> None:
     """What follows in the input of the stream would be taken for a part of a message."""
     content, start, stop = body(frames.record(1, Record(2, packs)), frames.RECORD)
-    ends = {start + 16}
+    ends = {start + 32}
     for pack in packs:
         ends.add(max(ends) + 24 + len(pack.body))
     cut = data.draw(st.integers(min_value=start, max_value=stop - 1).filter(lambda at: at not in ends))

@@ -15,6 +15,7 @@ from broker.store.logs.records import Pack, Position, Record
 from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
 
 SOURCE = 77
+LOG = bytes(range(16))  # the identity of a topic
 AWAY = LogError(LogFailure.UNREACHABLE, "")
 
 
@@ -78,7 +79,8 @@ class PaperCarrier:
                 found.append(("create", body.number(), body.text(), body.properties()))
             elif kind != frames.HELLO:
                 name = {frames.DELETE: "delete", frames.DESCRIBE: "describe"}[kind]
-                found.append((name, body.number(), body.text()))
+                asked: tuple[Any, ...] = (name, body.number(), body.text())
+                found.append((*asked, body.log()) if kind == frames.DELETE else asked)
         return found
 
 
@@ -405,11 +407,11 @@ def test_a_reader_gets_records_and_says_what_it_has_taken(worker: Worker) -> Non
     carrier.gives(1, Record(4, []))
     size = frames.size_of(record)
     assert [("received", record), ("received", Record(4, []))] == worker.notes
-    assert (size + 16, 3) == (worker.link.statistics().held_bytes, position.offset)  # it has a position of its own
+    assert (size + 32, 3) == (worker.link.statistics().held_bytes, position.offset)  # it has a position of its own
     reading.taken(record)
 
     assert [("taken", 1, size)] == carrier.told()
-    assert 16 == worker.link.statistics().held_bytes
+    assert 32 == worker.link.statistics().held_bytes
 
 
 def test_the_next_carrier_goes_on_behind_what_was_given(worker: Worker) -> None:
@@ -502,15 +504,15 @@ def test_requests_are_answered(worker: Worker) -> None:
     carrier = worker.carrier()
     notes = worker.notes
     properties = TopicProperties(partitions=2)
-    found = TopicDescription(properties=properties, first=[0, 1], next=[2, 3])
+    found = TopicDescription(properties=properties, log=LOG, first=[0, 1], next=[2, 3])
 
     def then(name: str) -> Callable[[LogError | None], None]:
         return lambda error: notes.append((name, error and error.failure))
 
     worker.link.create("t", properties, then("created"))
-    worker.link.delete("u", then("deleted"))
+    worker.link.delete("u", LOG, then("deleted"))
     worker.link.describe("v", lambda description, error: notes.append(("described", description, error)))
-    assert [("create", 1, "t", properties), ("delete", 2, "u"), ("describe", 3, "v")] == carrier.told()
+    assert [("create", 1, "t", properties), ("delete", 2, "u", LOG), ("describe", 3, "v")] == carrier.told()
     carrier.says(frames.answer(3, None, found), 0.1)
     carrier.says(frames.answer(1, LogError(LogFailure.OTHER_TOPIC, "t"), None), 0.2)
     carrier.says(frames.answer(2, None, None), 0.3)
@@ -522,9 +524,9 @@ def test_the_next_carrier_is_asked_what_was_not_answered(worker: Worker) -> None
     """A client that came as the carrier died would wait for ever."""
     first = worker.carrier()
     worker.link.create("t", TopicProperties(), lambda error: None)
-    worker.link.delete("u", lambda error: None)
+    worker.link.delete("u", LOG, lambda error: None)
     first.says(frames.answer(1, None, None), 0.1)
     worker.link.lost(first.control, "peer_closed", 0.2)
     worker.link.describe("v", lambda description, error: None)
 
-    assert [("delete", 2, "u"), ("describe", 3, "v")] == worker.carrier().told()
+    assert [("delete", 2, "u", LOG), ("describe", 3, "v")] == worker.carrier().told()
