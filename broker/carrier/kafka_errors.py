@@ -14,6 +14,7 @@ FAILURES: Final = (
     (errors.UnknownTopicIdError, LogFailure.UNKNOWN_TOPIC),
     (errors.InconsistentTopicIdError, LogFailure.UNKNOWN_TOPIC),
     (errors.AuthorizationError, LogFailure.FORBIDDEN),
+    (errors.TopicDeletionDisabledError, LogFailure.FORBIDDEN),
     (errors.SaslAuthenticationFailedError, LogFailure.AUTHENTICATION_FAILED),
     (errors.NotEnoughReplicasError, LogFailure.TOO_FEW_REPLICAS),
     (errors.NotEnoughReplicasAfterAppendError, LogFailure.TOO_FEW_REPLICAS),

@@ -278,6 +278,7 @@ class DurableSessions:
         publish of a client here would reach nobody.
         """
         for client in clients:
+            self._durable.taken(client)
             session = self._session(client_id_of(client))
             if session is not None:
                 forced = ForcedFilter()

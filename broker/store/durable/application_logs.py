@@ -1,6 +1,6 @@
-# The logs of the APPLICATION sessions of a worker: their topics, and what is appended at the end of a slice.
+# The logs of the APPLICATION sessions of a worker: what is appended at the end of a slice, and read.
 #
-# The topic of a client has one partition. It is made when the session begins, and asked where its end is.
+# The topic of a client has one partition (application_topics.py).
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,6 +12,7 @@ from broker.log import Log
 from broker.overload.gate import Gate
 from broker.store.durable.adoption import client_id_of
 from broker.store.durable.application_queue import NOTHING_SENT, ApplicationQueue, QueueLogs
+from broker.store.durable.application_topics import ApplicationTopics, StoreFirst
 from broker.store.durable.lease_scripts import LeaseKeys
 from broker.store.durable.log_browser import Found, LogLook, LogSearch
 from broker.store.durable.log_feed import LogFeed
@@ -20,7 +21,6 @@ from broker.store.logs.records import Position
 from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
 
 LOOK: Final = 1.0  # seconds between two looks for what is not acknowledged in time
-RETRY: Final = 5.0  # seconds until a topic is made, or looked for, again
 REFUSALS: Final = 60.0  # seconds between two lines about messages that the log of a client refuses
 
 Described = Callable[[TopicDescription | None, LogError | None], None]
@@ -57,10 +57,13 @@ class ApplicationLogs(QueueLogs):
         settings: LogSettings,
         wall: Callable[[], float],
         overdue: Callable[[ApplicationQueue, float], None],
+        confirm: StoreFirst,
+        when_removed: StoreFirst,
         lease_keys: LeaseKeys,
         log: Log | None = None,
     ) -> None:
-        """*gate*: of publishes for the sessions. *wall*: Unix time in seconds.
+        """*gate*: of publishes for the sessions. *wall*: Unix time in seconds. *confirm*, *when_removed*: see
+        `GroupCommit`.
 
         *overdue* is called with a queue, of a client that is connected and has not acknowledged in time.
         """
@@ -70,7 +73,7 @@ class ApplicationLogs(QueueLogs):
         self.troubles: dict[str, str] = {}  # topics that cannot be made, found or read, and why
         self.mirror: Callable[[str, int], None] = _nobody  # is told from which offset on something is not done
         self.link: Final = link
-        self._properties = settings.properties
+        self.topics: Final = ApplicationTopics(link, settings.properties, confirm, when_removed, self._note, log)
         self.shared_properties: Final = replace(settings.properties, partitions=settings.shared_partitions)
         self.timeout: Final = settings.pack_timeout
         self._look = min(LOOK, settings.pack_timeout / 20)
@@ -80,9 +83,6 @@ class ApplicationLogs(QueueLogs):
         self._log = log
         self._awake: dict[ApplicationQueue, None] = {}  # whose clients are connected
         self._due: dict[ApplicationQueue, None] = {}
-        self._asked: dict[str, ApplicationQueue] = {}  # by topic: who waits for the answer
-        self._again: dict[str, ApplicationQueue] = {}  # the same, for the next attempt
-        self._again_at = inf
 
     def wall(self) -> float:
         return self._wall()
@@ -92,7 +92,7 @@ class ApplicationLogs(QueueLogs):
 
     def has_work(self) -> bool:
         """Whether `tick()` has something to do at once."""
-        return len(self._due) > 0
+        return len(self._due) > 0 or self.topics.has_work()
 
     def tick(self, now: float) -> float:
         """Append what was offered, and do what is due; when the next thing will be."""
@@ -109,46 +109,23 @@ class ApplicationLogs(QueueLogs):
                 since = queue.sent_since(now)
                 if since != NOTHING_SENT and now - since >= self.timeout:
                     self._overdue(queue, now)
-        if self._again and self._again_at == inf:
-            self._again_at = now + RETRY
-        if now >= self._again_at:
-            again, self._again, self._again_at = self._again, {}, inf
-            for queue in again.values():
-                if queue.ended:
-                    self.troubles.pop(queue.topic, None)
-                else:
-                    self.open(queue)
+        topics_at = self.topics.tick(now)
         look_at = self._look_at if self._awake else inf
-        return now if self._due else min(look_at, self._again_at)
+        return now if self.has_work() else min(look_at, topics_at)
 
     # Topics.
 
+    def begins(self, topic: str) -> bytes:
+        return self.topics.begins(topic)
+
     def open(self, queue: ApplicationQueue) -> None:
-        topic = queue.topic
-        waits = topic in self._asked
-        self._asked[topic] = queue  # a queue that has waited before is that of a former session of the client
-        if not waits:
-            self.link.create(topic, self._properties, partial(self._created, topic))
+        self.topics.open(queue)
 
-    def _created(self, topic: str, error: LogError | None) -> None:
-        if error is not None:
-            self._failed(topic, error)
-        else:
-            self.link.describe(topic, partial(self._described, topic))
+    def ended(self, queue: ApplicationQueue, log: bytes) -> None:
+        self.topics.ended(queue, log)
 
-    def _described(self, topic: str, description: TopicDescription | None, error: LogError | None) -> None:
-        if error is not None:
-            self._failed(topic, error)
-        elif description is None:  # it was deleted meanwhile
-            self.link.create(topic, self._properties, partial(self._created, topic))
-        else:
-            queue = self._asked.pop(topic)
-            self._note(queue, "")
-            queue.opened(description.next[0])
-
-    def _failed(self, topic: str, error: LogError) -> None:
-        queue = self._again[topic] = self._asked.pop(topic)
-        self._note(queue, str(error))
+    def settled(self, queue: ApplicationQueue) -> None:
+        self.topics.settled(queue)
 
     def unusable(self) -> str:
         """Why no log can be made for a session that begins; "": nothing is known to be wrong."""
@@ -169,7 +146,7 @@ class ApplicationLogs(QueueLogs):
             self.troubles[topic] = why
         else:
             del self.troubles[topic]
-        if self._log is not None:
+        if self._log is not None and not queue.ended:
             client = client_id_of(queue.client)
             if why:
                 self._log.warning("application_log_failed", client=client, topic=topic, why=why)

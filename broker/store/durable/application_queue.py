@@ -20,8 +20,7 @@
 # A session has an era (log_pack.py), and begins at the end of the log as it is then. Nothing is appended before both
 # are stored: a worker that follows, and draws another era, would take what is there for that of a former session.
 #
-# When a session ends, its topic stays. A worker cannot know that no other one has a new session of the client, which
-# has begun to append; what nobody reads is deleted by retention.
+# When a session ends, its topic is deleted (application_topics.py).
 import os
 from math import inf
 from struct import Struct
@@ -75,8 +74,20 @@ class QueueLogs(Protocol):
         """Call `hand_over()`, then `go_on()`, of *queue* at the end of the slice."""
         ...
 
+    def begins(self, topic: str) -> bytes:
+        """A queue is made that is to have *topic*: the identity of one that it may use; b"": it needs a new one."""
+        ...
+
     def open(self, queue: "ApplicationQueue") -> None:
-        """Have the log of *queue* made if there is none; `opened()` follows, as soon as that can be."""
+        """Have a log made for *queue*; `opened()` follows as soon as that can be, or `not_opened()`."""
+        ...
+
+    def ended(self, queue: "ApplicationQueue", log: bytes) -> None:
+        """The session of *queue*, which has the log with the identity *log*, ends."""
+        ...
+
+    def settled(self, queue: "ApplicationQueue") -> None:
+        """*queue*, whose session has ended, has nothing on its way to the log any more."""
         ...
 
     def append(self, queue: "ApplicationQueue", body: bytes, appender: Appender, now: float) -> None: ...
@@ -135,7 +146,10 @@ class ApplicationQueue(DurableQueue):
     ) -> None:
         super().__init__(keys, client, budget, commit, reader, expiry)
         self.topic: Final = topic_of(client)
+        self.inherited = logs.begins(self.topic)  # the identity of a topic that it may use, of a session just ended
         self._logs = logs
+        self._disowned = False  # another worker has the session, and its topic
+        self._leaves_log = False  # the session has ended, and its topic is to be deleted
         self._era = b""  # none yet
         self._position: Position | None = None  # all records before it were passed on; None: it has none yet
         self._passed = 0  # messages of the record there that were, without a feed
@@ -159,6 +173,8 @@ class ApplicationQueue(DurableQueue):
         self.leases: Final = HeldLeases()
 
     def restore_log(self, saved: bytes) -> None:
+        self.inherited = b""
+        self._disowned = False
         if self._taken is not None:
             self._taken.nothing_late()  # packs say what is late
         if saved:
@@ -236,12 +252,16 @@ class ApplicationQueue(DurableQueue):
         self._opening = True
         self._logs.open(self)
 
-    def opened(self, offset: int) -> None:
-        """The log is there, and its next record will have *offset*."""
+    def not_opened(self) -> None:
+        """The session is not here any more, or cannot be stored."""
+        self._opening = False
+
+    def opened(self, offset: int, log: bytes) -> None:
+        """The log is there, has the identity *log*, and its next record will have *offset*."""
         self._opening = False
         self.log_reaches(offset)
         if self._position is None and not (self.moves() or self.damaged):
-            self._position = Position(offset)
+            self._position = Position(offset, log)
             self._noted = offset
             self._save()
 
@@ -279,9 +299,17 @@ class ApplicationQueue(DurableQueue):
         """What was counted as under way is not any more."""
         self._appending -= 1
         self._give_if_stored()
+        if self._leaves_log and self.nothing_under_way():
+            self._logs.settled(self)
+
+    def nothing_under_way(self) -> bool:
+        """Whether nothing of it is on its way to the log."""
+        return not (self._appending or self._offered)
 
     def refused(self, count: int, error: LogError, now: float) -> None:
         """The log will never have a pack of *count* messages."""
+        if self.ended:  # its topic may be deleted
+            return
         self._logs.refused(self, count, error, now)
         self.report(DropReason.LOG_REFUSED, count)
 
@@ -516,6 +544,18 @@ class ApplicationQueue(DurableQueue):
     def bodies_arrived(self, read: list[Pack], why: str, now: float, wall: float) -> None:
         super().bodies_arrived(read, why, now, wall)
         self.go_on(now)
+
+    def end(self, sent: int, sent_bytes: int) -> int:
+        log = self.inherited if self._position is None else self._position.log
+        gone = self.moves() or self._give is not None or self._disowned
+        if log and not (gone or self.damaged):  # what is damaged is to be looked at, with its log
+            self._leaves_log = True
+            self._logs.ended(self, log)
+        return super().end(sent, sent_bytes)
+
+    def disown(self) -> list[Message]:
+        self._disowned = True
+        return super().disown()
 
     def _forget(self) -> list[Message]:
         self._stop_reading()

@@ -145,7 +145,15 @@ class DurableStore(OnReady):
         *gate*: of publishes for such sessions, which is that of the link. *log* is told which logs fail. *db*: of Redis.
         """
         leases = LeaseKeys(self._keys, self._keys.leases(db))
-        self.logs = ApplicationLogs(link, gate, settings, self._wall, self._tell_overdue, leases, log)
+        confirm, when_removed = self.commit.confirm, self.commit.when_removed
+        self.logs = ApplicationLogs(
+            link, gate, settings, self._wall, self._tell_overdue, confirm, when_removed, leases, log
+        )
+
+    def taken(self, client: bytes) -> None:
+        """Another worker has taken the session of *client*, as the fence of this worker says."""
+        if self.logs is not None:
+            self.logs.topics.taken(client)
 
     def _tell_overdue(self, queue: ApplicationQueue, now: float) -> None:
         self.overdue(queue, now)

@@ -80,9 +80,13 @@ class LogLink(Protocol):
         ...
 
     def create(self, topic: str, properties: TopicProperties, then: Callable[[LogError | None], None]) -> None:
-        """Make *topic*, or check that it is as it would be made; ready to be appended to when *then* is called.
+        """Make *topic*, or check that it is as it would be made; ready to be appended to when *then* is called."""
+        ...
 
-        While a topic is being made, or deleted, no other request may do so.
+    def delete(self, topic: str, log: bytes, then: Callable[[LogError | None], None]) -> None:
+        """Delete *topic* with all records, if its identity is *log*; one that does not exist is none.
+
+        It may be done late, or twice.
         """
         ...
 

@@ -199,7 +199,7 @@ class DurableWorker:
         self.store = store_of(
             self.commands, number, self.budget, lambda: self.now + self.jump, ttl, replication=replication
         )
-        self.store.commit.fenced = lambda clients, now: self.fenced.extend(clients)
+        self.store.commit.fenced = self._fenced
         self.owner = OneSession(self.store, self.budget, queue, log is not None)
         self.link = ModelLink(log or ModelLog(), number)
         if log is not None:
@@ -216,6 +216,11 @@ class DurableWorker:
         self.store.serve(self.owner, now)
         self.until(lambda: self.owner.ready)
         self.settle()
+
+    def _fenced(self, clients: list[bytes], now: float) -> None:
+        self.fenced += clients
+        for client in clients:
+            self.store.taken(client)
 
     @property
     def queue(self) -> DurableQueue:

@@ -5,18 +5,22 @@
 # worker that has ended may be stored later, or never. Who reads gets no pack twice, whatever the log has.
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from typing import Final
 
 from broker.reasons import LogFailure
 from broker.store.durable.log_topics import SHARED
 from broker.store.logs.port import Appender, LogReader
-from broker.store.logs.records import Pack, Position, Record
+from broker.store.logs.records import LOG_BYTES, Pack, Position, Record
 from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
 
 MANY: Final = 1 << 30
 WINDOW: Final = 3  # records that a reader has and has not taken
 
 DAMAGED: Final[list[Pack]] = []  # a record that cannot be decoded
+
+
+IDENTITIES: Final = count(1)
 
 
 def name_of(topic: str, partition: int) -> str:
@@ -26,6 +30,7 @@ def name_of(topic: str, partition: int) -> str:
 
 class ModelTopic:
     def __init__(self) -> None:
+        self.identity = next(IDENTITIES).to_bytes(LOG_BYTES, "big")
         self.first = 0  # the offset of the first record
         self.records: list[list[Pack]] = []
 
@@ -43,6 +48,9 @@ class ModelLog:
     def __init__(self) -> None:
         self.topics: dict[str, ModelTopic] = {}
         self.late: deque[tuple[str, Pack]] = deque()  # packs of workers that have ended, on their way
+        self.late_deletions: deque[tuple[str, bytes]] = deque()  # and what they wanted deleted
+        self.links: list[ModelLink] = []
+        self.deleted: list[str] = []  # topics
 
     def bodies(self, topic: str) -> list[bytes]:
         return [pack.body for packs in self.topics[topic].records for pack in packs]
@@ -51,7 +59,19 @@ class ModelLog:
         """Store up to *most* packs of workers that have ended."""
         for _ in range(min(most, len(self.late))):
             topic, pack = self.late.popleft()
-            self.topics[topic].records.append([pack])
+            if topic in self.topics:
+                self.topics[topic].records.append([pack])
+        for _ in range(min(most, len(self.late_deletions))):
+            self.delete(*self.late_deletions.popleft())
+
+    def delete(self, topic: str, identity: bytes) -> None:
+        """Delete *topic*, if it has that *identity*: what waits for it is refused."""
+        found = self.topics.get(topic)
+        if found is not None and found.identity == identity:
+            del self.topics[topic]
+            self.deleted.append(topic)
+            for link in self.links:
+                link.drop(topic)
 
 
 class Unstored:
@@ -91,6 +111,9 @@ class ModelLink:
         self.refuse: LogError | None = None  # why the next packs are refused
         self.away = False  # requests are not answered
         self.trouble = ""  # why nothing is appended
+        self.forbids = False  # to delete topics
+        self.deletions: deque[tuple[str, bytes]] = deque()  # that are asked for
+        log.links.append(self)
         self._source = source
         self._sequence = 0
 
@@ -132,7 +155,19 @@ class ModelLink:
             return
         first, following = [one.first for one in found], [one.end for one in found]
         properties = TopicProperties(partitions=len(found))
-        then(TopicDescription(properties=properties, first=first, next=following), None)
+        then(TopicDescription(properties=properties, log=found[0].identity, first=first, next=following), None)
+
+    def delete(self, topic: str, log: bytes, then: Callable[[LogError | None], None]) -> None:
+        self.deletions.append((topic, log))
+        self.requests.append(lambda: self._delete(then))
+
+    def _delete(self, then: Callable[[LogError | None], None]) -> None:
+        topic, log = self.deletions.popleft()
+        if self.forbids:
+            then(LogError(LogFailure.FORBIDDEN, topic))
+            return
+        self.log.delete(topic, log)
+        then(None)
 
     def unusable(self) -> str:
         return self.trouble
@@ -147,10 +182,9 @@ class ModelLink:
         return not self.unstored and not (self.requests and not self.away) and not self._to_give()
 
     def _to_give(self) -> bool:
-        return any(
-            len(each.held) < WINDOW and each.position.offset != self.log.topics[each.topic].end
-            for each in self.readings
-        )
+        topics = self.log.topics
+        readings = [each for each in self.readings if each.topic in topics]
+        return any(len(each.held) < WINDOW and each.position.offset != topics[each.topic].end for each in readings)
 
     def answer(self, most: int = MANY) -> None:
         """Answer requests."""
@@ -170,13 +204,21 @@ class ModelLink:
             if self.refuse is not None:
                 unstored.refused, self.refuse = self.refuse, None
                 continue
-            topic = self.log.topics[unstored.topic]
+            topic = self.log.topics.get(unstored.topic)
+            if topic is None:
+                continue
             packs = last.get(unstored.topic)
             if packs is None or len(packs) == together:
                 packs = last[unstored.topic] = []
                 topic.records.append(packs)
             packs.append(unstored.pack)
             unstored.offset = topic.end - 1
+
+    def drop(self, topic: str) -> None:
+        """*topic* is deleted."""
+        for unstored in self.unstored:
+            if unstored.topic == topic and unstored.offset < 0:
+                unstored.refused = LogError(LogFailure.UNKNOWN_TOPIC, topic)
 
     def tell(self, now: float, most: int = MANY) -> None:
         """Tell of up to *most* packs what became of them."""
@@ -198,8 +240,16 @@ class ModelLink:
                     break
 
     def _give(self, reading: ModelReading, now: float) -> bool:
-        topic, position = self.log.topics[reading.topic], reading.position
+        topic, position = self.log.topics.get(reading.topic), reading.position
+        if topic is None:
+            return False
         expected = position.offset
+        if position.log not in (b"", topic.identity) and expected > 0:
+            position.log = topic.identity
+            position.offset = 0
+            reading.reader.jumped(expected, 0, now)
+            return True
+        position.log = topic.identity
         if not topic.first <= expected <= topic.end:
             position.offset = topic.first
             reading.reader.jumped(expected, topic.first, now)
@@ -226,6 +276,8 @@ class ModelLink:
         """The worker ends: up to *most* packs are stored all the same, *late* ones behind them later, and no others."""
         self.readings = []
         self.requests.clear()
+        self.log.links.remove(self)
+        self.log.late_deletions.extend(list(self.deletions)[:late])
         rest = [each for each in self.unstored if each.offset < 0]
         self.unstored = deque(rest[:most])
         self.store()

@@ -5,8 +5,9 @@ from broker.delivery.completion import Completion
 from broker.mqtt.packets import Ack, Publish
 from broker.reasons import DropReason
 from broker.session.message import NEVER, Message
-from broker.store.durable.application_logs import REFUSALS, RETRY
+from broker.store.durable.application_logs import REFUSALS
 from broker.store.durable.application_queue import ApplicationQueue
+from broker.store.durable.application_topics import RETRY
 from broker.store.durable.index import READ
 from broker.store.durable.log_pack import PACK as LOG_PACK
 from broker.store.durable.log_pack import PACK_BYTES, decode_log_pack, encode_log_pack
@@ -419,7 +420,7 @@ def test_a_new_session_gets_nothing_of_a_former_one(worker: DurableWorker, log: 
     other.offer(b"new")
 
     assert [b"new"] == read_all(other)
-    assert 3 == len(log.bodies(TOPIC))
+    assert 2 == len(log.bodies(TOPIC))
 
 
 def test_the_end_of_a_session_answers_what_it_was_offered(log: ModelLog) -> None:
@@ -433,6 +434,197 @@ def test_the_end_of_a_session_answers_what_it_was_offered(log: ModelLog) -> None
 
     assert answered(published)
     assert 0 == worker.budget.used
+
+
+# The topic of a session that has ended.
+
+
+def ends(worker: DurableWorker) -> None:
+    worker.owner.end()
+    worker.settle()
+
+
+def new_session(worker: DurableWorker) -> None:
+    """A session of the client begins, while it is connected."""
+    worker.owner._serve(worker.store.begin(CLIENT, True))
+    worker.connect()
+
+
+def test_the_topic_of_a_session_that_has_ended_is_deleted(worker: DurableWorker, log: ModelLog) -> None:
+    """Topics would pile up, with messages that nobody may read any more."""
+    worker.offer(b"x")
+    worker.settle()
+    ends(worker)
+
+    assert {} == log.topics
+    assert [{"topic": TOPIC}] == worker.log.named("application_log_deleted")
+
+
+def test_it_stays_until_the_session_is_removed(worker: DurableWorker, log: ModelLog) -> None:
+    """If the worker dies in between, the session is there again, without what was published for it."""
+    worker.owner.end()
+    for _ in range(5):
+        worker.tick()
+        worker.log_turn()
+    assert [TOPIC] == list(log.topics)
+    worker.settle()
+
+    assert {} == log.topics
+
+
+def test_it_stays_until_what_is_under_way_has_come(worker: DurableWorker, log: ModelLog) -> None:
+    """The carrier would try for ever to append it."""
+    published = worker.offer(b"x")
+    worker.tick()
+    worker.owner.end()
+    for _ in range(9):
+        worker.redis.execute()
+        worker.redis.answer(worker.now)
+        worker.link.answer()
+        worker.tick()
+    assert [TOPIC] == list(log.topics)
+    worker.settle()
+
+    assert {} == log.topics
+    assert answered(published)
+
+
+def test_the_topic_of_a_session_that_another_worker_has_taken_stays(worker: DurableWorker, log: ModelLog) -> None:
+    """Its messages would be lost: the former worker may learn that it was taken after it has ended it."""
+    worker.offer(b"x")
+    worker.settle()
+    other = DurableWorker(ModelRedis(worker.redis.server), worker.number + 1, worker.now, expects=True, log=log)
+    other.owner.take(incarnation(worker.number), b"", other.now)
+    other.settle()
+    worker.owner.end()
+    worker.settle()
+    other.connect()
+
+    assert [CLIENT] == worker.fenced
+    assert [] == log.deleted
+    assert [b"x"] == read_all(other)
+
+
+def test_a_session_that_was_handed_back_leaves_the_topic(worker: DurableWorker, log: ModelLog) -> None:
+    """As above, if the worker has learned it."""
+    worker.owner.record.disown()
+    ends(worker)
+
+    assert [TOPIC] == list(log.topics)
+
+
+def test_a_session_that_follows_at_once_has_the_same_topic(worker: DurableWorker, log: ModelLog) -> None:
+    """A client that connects with a clean start each time would have a topic deleted and made each time."""
+    identity = log.topics[TOPIC].identity
+    worker.offer(b"former")
+    worker.settle()
+    worker.owner.end()
+    new_session(worker)
+    worker.offer(b"new")
+
+    assert [b"new"] == read_all(worker)
+    assert identity == log.topics[TOPIC].identity
+    ends(worker)
+    assert {} == log.topics
+
+
+def test_a_session_that_follows_later_has_another_topic(worker: DurableWorker, log: ModelLog) -> None:
+    """A deletion that is under way, for the former session, would take its messages."""
+    identity = log.topics[TOPIC].identity
+    worker.offer(b"former")
+    worker.settle()
+    worker.link.away = True
+    ends(worker)
+    new_session(worker)
+    worker.offer(b"new")
+    worker.tick()
+    assert identity == log.topics[TOPIC].identity
+    worker.link.away = False
+
+    assert [b"new"] == read_all(worker)
+    assert identity != log.topics[TOPIC].identity
+    log.delete(TOPIC, identity)
+    worker.offer(b"newer")
+    assert [b"newer"] == read_all(worker)
+
+
+def test_a_topic_that_is_found_is_deleted_before_it_could_be_used(worker: DurableWorker, log: ModelLog) -> None:
+    """The worker that has left it may have it deleted at any time: it may have ended, or hang."""
+    worker.offer(b"former")
+    worker.settle()
+    log.topics["other"] = log.topics[TOPIC]
+    worker.link.end(0, 0)
+    log.topics[TOPIC].identity = b"found".ljust(16)
+    other = DurableWorker(ModelRedis(), 2, log=log)
+    other.connect()
+    other.offer(b"new")
+
+    assert [b"new"] == read_all(other)
+    assert [TOPIC] == log.deleted
+    assert 1 == len(log.bodies(TOPIC))
+
+
+def test_who_finds_a_topic_deletes_it_only_if_it_has_the_session(log: ModelLog) -> None:
+    """A worker that hung for a while would delete the topic that the next owner of the session has made."""
+    log.topics[TOPIC] = former = ModelTopic()
+    worker = DurableWorker(ModelRedis(), log=log)
+    worker.link.away = True  # it hangs before it finds the topic
+    worker.connect()
+    worker.settle()
+    other = DurableWorker(ModelRedis(worker.redis.server), worker.number + 1, worker.now, expects=True, log=log)
+    other.owner.take(incarnation(worker.number), b"", other.now)
+    other.settle()
+    other.connect()
+    other.offer(b"x")
+    other.settle()
+    assert former.identity != log.topics[TOPIC].identity
+
+    def evict(clients: list[bytes], now: float) -> None:
+        worker.store.taken(CLIENT)
+        worker.owner.record.disown()
+        worker.owner.end()
+
+    worker.store.commit.fenced = evict
+    worker.link.away = False
+    worker.settle()
+
+    assert [b"x"] == read_all(other)
+    assert [TOPIC] == log.deleted
+
+
+def test_a_topic_that_may_not_be_deleted_is_used(worker: DurableWorker, log: ModelLog) -> None:
+    """Where Kafka forbids to delete topics, no client could connect a second time."""
+    worker.offer(b"former")
+    worker.settle()
+    worker.link.forbids = True
+    ends(worker)
+    assert [TOPIC] == [line["topic"] for line in worker.log.named("application_log_left")]
+    new_session(worker)
+    worker.offer(b"new")
+
+    assert [b"new"] == read_all(worker)
+    assert 2 == len(log.bodies(TOPIC))
+
+
+def test_a_deletion_that_fails_is_tried_again(worker: DurableWorker, log: ModelLog) -> None:
+    """The topic would stay for good after a short outage."""
+    delete = worker.link.delete
+    worker.link.delete = lambda topic, log, then: then(refusal())  # type: ignore[method-assign]
+    ends(worker)
+    worker.pass_time(RETRY + 1)
+    worker.link.delete = delete  # type: ignore[method-assign]
+    assert [TOPIC] == list(log.topics)
+    worker.pass_time(RETRY + 1)
+
+    assert {} == log.topics
+
+
+def test_a_session_that_is_damaged_keeps_its_topic(worker: DurableWorker, log: ModelLog) -> None:
+    """It is put aside to be looked at, and its messages would be gone."""
+    worker.queue.damage("by the test")
+    ends(worker)
+
+    assert [TOPIC] == list(log.topics)
 
 
 # Crashes.

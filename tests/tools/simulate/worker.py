@@ -578,6 +578,7 @@ class SimWorker:
 
     def taken(self, clients: list[bytes], now: float) -> None:
         for client in clients:
+            self.store.taken(client)
             client_id = client.decode()
             place = self._world.places.get(client_id)
             if place is not None:
