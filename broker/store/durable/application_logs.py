@@ -71,7 +71,6 @@ class ApplicationLogs(QueueLogs):
         self.most = settings.most
         self.lease_keys = lease_keys
         self.troubles: dict[str, str] = {}  # topics that cannot be made, found or read, and why
-        self.mirror: Callable[[str, int], None] = _nobody  # is told from which offset on something is not done
         self.link: Final = link
         self.topics: Final = ApplicationTopics(link, settings.properties, confirm, when_removed, self._note, log)
         self.shared_properties: Final = replace(settings.properties, partitions=settings.shared_partitions)
@@ -187,13 +186,6 @@ class ApplicationLogs(QueueLogs):
     def rests(self, queue: ApplicationQueue) -> None:
         self._awake.pop(queue, None)
         self.troubles.pop(queue.topic, None)  # whether it can be read is not known from now on
-
-    def done(self, queue: ApplicationQueue, offset: int) -> None:
-        self.mirror(queue.topic, offset)
-
-
-def _nobody(topic: str, offset: int) -> None:
-    pass
 
 
 def _note_end(

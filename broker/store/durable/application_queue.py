@@ -18,9 +18,8 @@
 # the queue remembers the tokens that it has taken (tokens.py): in the order of the log, not of what is offered.
 #
 # A session has an era (log_pack.py), and begins at the end of the log as it is then. Nothing is appended before both
-# are stored: a worker that follows, and draws another era, would take what is there for that of a former session.
-#
-# When a session ends, its topic is deleted (application_topics.py).
+# are stored: a worker that follows, and draws another era, would take what is there for that of a former session. When
+# the session ends, its topic is deleted (application_topics.py).
 import os
 from math import inf
 from struct import Struct
@@ -98,10 +97,6 @@ class QueueLogs(Protocol):
         """*queue* is not read any more."""
         ...
 
-    def done(self, queue: "ApplicationQueue", offset: int) -> None:
-        """All messages in records before *offset* are done."""
-        ...
-
     def refused(self, queue: "ApplicationQueue", count: int, error: LogError, now: float) -> None:
         """The log of *queue* will never have *count* messages."""
         ...
@@ -168,8 +163,6 @@ class ApplicationQueue(DurableQueue):
         self.retries = 0  # time-outs in a row of the same message, for whoever counts them
         self._timed_out = 0  # the position of that message
         self._sent: list[tuple[int, float]] = []  # over this connection: the first position that was sent at a time
-        self._noted = -1  # the offset behind the last record that was passed on as a whole
-        self._ends: list[tuple[int, int]] = []  # of records that are not done: last position, offset behind the record
         self.leases: Final = HeldLeases()
 
     def restore_log(self, saved: bytes) -> None:
@@ -262,7 +255,6 @@ class ApplicationQueue(DurableQueue):
         self.log_reaches(offset)
         if self._position is None and not (self.moves() or self.damaged):
             self._position = Position(offset, log)
-            self._noted = offset
             self._save()
 
     def _save(self) -> None:
@@ -363,8 +355,6 @@ class ApplicationQueue(DurableQueue):
             if not more:
                 break
             found = feed.step(now, wall)
-            if lease is None:
-                self._note_end(feed)
             if found is None or (self._repeats(found) if lease is None else not lease.is_new(found)):
                 continue
             message = found.message if lease is None else lease.for_member(found.message)
@@ -409,28 +399,6 @@ class ApplicationQueue(DurableQueue):
             self._late_source = found.source
             taken.expect_late()
         return not taken.take(found.token)
-
-    def _note_end(self, feed: LogFeed) -> None:
-        """If the feed has come to the end of a record, that is done when all is that was passed on so far."""
-        offset, ends = feed.position.offset, self._ends
-        if offset == self._noted:
-            return
-        self._noted = offset
-        if ends and ends[-1][0] == self._last:  # it has no messages that were passed on
-            ends.pop()
-        ends.append((self._last, offset))
-
-    def _tell_done(self) -> None:
-        """Tell which records are done."""
-        ends = self._ends
-        if not ends:
-            return
-        first = self._first_unfinished()
-        offset = -1
-        while ends and ends[0][0] < first:
-            offset = ends.pop(0)[1]
-        if offset >= 0:
-            self._logs.done(self, offset)
 
     # Partitions of shared logs.
 
@@ -491,8 +459,6 @@ class ApplicationQueue(DurableQueue):
         else:
             position.offset = offset
         self._passed = 0
-        self._noted = offset
-        self._ends = []
         self._save()
 
     # Time-outs.
@@ -539,7 +505,6 @@ class ApplicationQueue(DurableQueue):
     def _go_on(self, now: float) -> None:
         super()._go_on(now)
         self.go_on(now)
-        self._tell_done()
 
     def bodies_arrived(self, read: list[Pack], why: str, now: float, wall: float) -> None:
         super().bodies_arrived(read, why, now, wall)

@@ -869,40 +869,6 @@ def test_the_index_has_the_session_read(worker: DurableWorker) -> None:
     assert READ == worker.redis.values[keys.index][CLIENT]
 
 
-def test_records_are_done_when_all_their_messages_are(log: ModelLog) -> None:
-    """A tool that sees what is done would pass what the client has not acknowledged (TBMQ, issue 320)."""
-    worker = DurableWorker(ModelRedis(), log=log)
-    logs = worker.store.logs
-    assert logs is not None
-    done: list[int] = []
-    logs.mirror = lambda topic, offset: done.append(offset)
-    worker.connect()
-    worker.settle()
-    for _ in range(3):
-        worker.offer(b"x")
-        worker.offer(b"y", 2)
-        worker.settle()
-    assert [] == done
-    packets = received(worker)
-    for _, packet_id, _ in packets[2:]:
-        if packet_id % 2:
-            assert worker.session.puback(packet_id, worker.now)
-        else:
-            assert worker.session.pubrec(packet_id, 0, worker.now)
-            worker.settle()
-            assert worker.session.pubcomp(packet_id, worker.now)
-        worker.settle()
-    assert [] == done
-    assert worker.session.puback(1, worker.now)
-    assert worker.session.pubrec(2, 0, worker.now)
-    worker.settle()
-    assert [] == done
-    assert worker.session.pubcomp(2, worker.now)
-    worker.settle()
-
-    assert [3] == done
-
-
 def test_without_a_log_the_session_is_served_as_others(worker: DurableWorker, log: ModelLog) -> None:
     """A node whose configuration has changed could not serve it, or would forget what is in its log."""
     worker.offer(b"logged")
