@@ -28,6 +28,7 @@ from broker.insight.facts import (
     SessionFacts,
     StoreFacts,
 )
+from broker.insight.shared_log_facts import shared_logs_of
 from broker.overload.admit import Publish
 from broker.overload.client import ProtectedClient
 from broker.overload.connects import Connects
@@ -139,7 +140,8 @@ class ClientDiagnostics:
         queue, durable = session.queue(), self._durable
         if not isinstance(queue, ApplicationQueue) or durable is None or durable.logs is None:
             return None
-        return {"topic": queue.topic, "trouble": durable.logs.trouble(queue.topic)}
+        trouble = durable.logs.trouble(queue.topic)
+        return {"topic": queue.topic, "trouble": trouble, "shared": shared_logs_of(durable, session)}
 
     def _logs(self) -> list[LogTroubleFacts]:
         trouble = None if self._carrier is None else self._carrier.trouble()

@@ -18,6 +18,7 @@ from broker.insight.facts import (
     PaceFacts,
     PublishFacts,
     ReaderFacts,
+    SharedLogFacts,
 )
 from broker.insight.reason_words import GATE_SETTING, SIGNALS, advice, words_of
 from broker.overload.admit import CLOSE, DROP, FILTER, PAUSE, REFUSE
@@ -227,7 +228,17 @@ def _log(log: LogFacts) -> str:
     text = f"It is an APPLICATION client: its messages wait in the log {log['topic']}."
     if log["trouble"]:
         text += f" That cannot be used now: {log['trouble']}. What is published for it is acknowledged when it can."
-    return text
+    return " ".join([text, *map(_shared_log, log["shared"])])
+
+
+def _shared_log(shared: SharedLogFacts) -> str:
+    name, reads = f"$share/{shared['name']}/{shared['filter']}", len(shared["reads"])
+    text = f"Of {name} it reads {reads} of {shared['partitions']} partitions of {shared['topic']}"
+    if shared["waits"]:
+        text += f": {shared['waits']}, so other members have them"
+    if shared["trouble"]:
+        text += f"; that log cannot be used now: {shared['trouble']}"
+    return f"{text}."
 
 
 def _since(facts: Facts, held: HeldFacts) -> str:

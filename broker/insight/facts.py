@@ -202,11 +202,24 @@ class StoreFacts(TypedDict):
     needed: int  # replicas that have to have it; 0: none
 
 
+class SharedLogFacts(TypedDict):
+    """The log of a filter that an APPLICATION client shares."""
+
+    name: str  # of the share
+    filter: str
+    topic: str
+    partitions: int  # 0: not known
+    reads: list[int]  # the partitions that the client has
+    waits: str  # why it has none, or is about to have none; "": it takes part
+    trouble: str  # why the log, or a partition that it has, cannot be used now; "": nothing is known to be wrong
+
+
 class LogFacts(TypedDict):
     """The log that has the messages of an APPLICATION client."""
 
     topic: str
     trouble: str  # why it cannot be used now; "": nothing is known to be wrong
+    shared: list[SharedLogFacts]
 
 
 class LogTroubleFacts(TypedDict):

@@ -420,3 +420,28 @@ def test_a_session_that_moves_to_another_worker_leaves_its_partitions(services: 
     node.until(lambda: len(node.got["service1"] + node.got["service2"]) == 30)
 
     assert sorted(numbers(0, 30)) == sorted(node.got["service1"] + node.got["service2"])
+
+
+def test_operators_are_told_which_partitions_a_member_has_and_why_it_has_none(
+    services: Callable[..., Services],
+) -> None:
+    """Nobody would know why one service does all the work, and another one none."""
+    node = services()
+    node.subscribe(0, "service1")
+    node.subscribe(1, "service2", qos=0)
+    node.until(lambda: node.balanced("service1"))
+
+    def shared(worker: int, name: str) -> dict[str, object]:
+        log = node.node[worker].diagnostics.facts(name)["log"]
+        assert log is not None
+        (one,) = log["shared"]
+        return dict(one)
+
+    told = shared(0, "service1")
+    assert ("g", "t/#", shared_topic_of(FILTER)) == (told["name"], told["filter"], told["topic"])
+    assert (PARTITIONS, list(range(PARTITIONS)), "") == (told["partitions"], told["reads"], told["waits"])
+    assert "it has subscribed with QoS 0" == shared(1, "service2")["waits"]
+    node.leave("service1")
+    node.go_on()
+
+    assert ([], "it is not connected") == (shared(0, "service1")["reads"], shared(0, "service1")["waits"])

@@ -451,10 +451,24 @@ def test_publishers_that_wait_for_a_log_are_told_which_and_why() -> None:
     assert "read from Redis" not in told
 
 
+@pytest.mark.parametrize(
+    ("waits", "trouble"), [("", ""), ("it is not connected", ""), ("", "the topic does not exist (t)")]
+)
+def test_the_logs_that_an_application_client_shares_are_told(waits: str, trouble: str) -> None:
+    """Nobody would know why a member of a group gets nothing, while others do all the work."""
+    shared = {"name": "g", "filter": "t/#", "topic": "weir.msg.app.shared.t.mlw", "partitions": 12, "reads": [1, 7]}
+    log = {"topic": "weir.msg.app.phone", "trouble": "", "shared": [{**shared, "waits": waits, "trouble": trouble}]}
+    told = " ".join(explain(facts(log=log)))
+
+    assert "Of $share/g/t/# it reads 2 of 12 partitions of weir.msg.app.shared.t.mlw" in told
+    assert (f": {waits}, so other members have them." in told) == bool(waits)
+    assert (f"; that log cannot be used now: {trouble}." in told) == bool(trouble)
+
+
 @pytest.mark.parametrize("trouble", ["", "the topic does not exist (t)"])
 def test_the_log_of_an_application_client_is_told(trouble: str) -> None:
     """Nobody would know why the client gets nothing, or where its messages wait."""
-    told = explain(facts(log={"topic": "weir.msg.app.phone", "trouble": trouble}))
+    told = explain(facts(log={"topic": "weir.msg.app.phone", "trouble": trouble, "shared": []}))
 
     assert f"It is an APPLICATION client: its messages wait in the log weir.msg.app.phone.{trouble and ' That'}" in (
         " ".join(told)

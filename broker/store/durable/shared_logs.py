@@ -109,12 +109,7 @@ class DurableSharedLogs(SharedLogs):
             self.later(group.sweep, SWEEP)
 
     def when_joined(self, session: Session, then: Callable[[], None]) -> None:
-        waits: list[GroupMember] = []
-        for subscription in session.subscriptions.values():
-            group = self._groups.get(digest_of(subscription.key())) if subscription.share else None
-            member = None if group is None else group.members.get(subscription)
-            if member is not None and not member.joined:
-                waits.append(member)
+        waits = [member for member in self.members_of(session) if not member.joined]
         if not waits:
             then()
             return
@@ -207,6 +202,16 @@ class DurableSharedLogs(SharedLogs):
             self._wake()
 
     # Operators.
+
+    def members_of(self, session: Session) -> list[GroupMember]:
+        """The members of groups that *session* is."""
+        found: list[GroupMember] = []
+        for subscription in session.subscriptions.values():
+            group = self._groups.get(digest_of(subscription.key())) if subscription.share else None
+            member = None if group is None else group.members.get(subscription)
+            if member is not None:
+                found.append(member)
+        return found
 
     def groups(self) -> list[ReadGroup]:
         """Those with members at this worker."""

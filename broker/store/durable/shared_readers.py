@@ -139,6 +139,21 @@ class ReadGroup:
         """The members that take part, and the leases that they have."""
         return [(member, member.queue.leases.of_group(self.digest)) for member in self._parts]
 
+    def waits(self, member: GroupMember) -> str:
+        """Why *member* reads no partition, for people; "": it takes part."""
+        if member.takes_part:
+            return ""
+        queue = member.queue
+        if not member.joined:
+            return "its group, or the log of that, is not known to Redis yet"
+        if not member.subscription.qos:
+            return "it has subscribed with QoS 0"
+        if queue.is_resting() or queue.moves():
+            return "it is not connected"
+        if queue.is_overdue(self._store.now(), self._timeout):
+            return f"it has not acknowledged for {self._timeout:g} s"
+        return "it reads too slowly" if not member.session.writable() else "other members have their turn"
+
     # Members.
 
     def join(self, subscription: Subscription) -> None:

@@ -6,7 +6,8 @@
 # without it, `versus` this build beside another one, `durable` beside Mosquitto with sessions in its memory,
 # `durable-sizes` what durable sessions take while nothing happens, `restart` how soon a node serves that has many, and
 # `takeover` how soon a client has its durable session at another worker, or after the death of its worker, and
-# `applications` services whose messages wait in a log, in Kafka or in Redis.
+# `applications` services whose messages wait in a log, in Kafka or in Redis, and `stuck-member` when others have the
+# work of a service that does not acknowledge.
 import argparse
 import json
 import sys
@@ -27,6 +28,7 @@ from tests.tools.bench import (
     restart,
     scale,
     speed,
+    stuck_member,
     takeover,
     transports,
     versus,
@@ -44,7 +46,7 @@ ROADS: Final = ("transports", "hostile")  # what may go over others than TCP
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.tools.bench", description="Measure Weir beside Mosquitto.")
     benches = ["speed", "transports", "connects", "crowd", "storm", "fanout", "hostile", "node", "flush", "protection"]
-    benches += ["versus", "durable", "durable-sizes", "restart", "takeover", "applications"]
+    benches += ["versus", "durable", "durable-sizes", "restart", "takeover", "applications", "stuck-member"]
     parser.add_argument("what", nargs="?", default="speed", choices=benches)
     parser.add_argument("--quick", action="store_true", help="one tiny run of each: shows that it works, not how fast")
     parser.add_argument("--runs", type=int, default=5, help="of each broker; the median counts (default 5)")
@@ -67,7 +69,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=2, help="of `restart` (default 2)")
     parser.add_argument("--takeovers", type=int, default=200, help="of `takeover`, of each kind (default 200)")
     parser.add_argument("--kills", type=int, default=takeover.KILLS, help="of `takeover` (default 10)")
-    parser.add_argument("--logs", metavar="NAME,...", help=f"of `applications`: {', '.join(applications.LOGS)}")
+    parser.add_argument(
+        "--logs", metavar="NAME,...", help=f"of `applications`, `stuck-member`: {', '.join(applications.LOGS)}"
+    )
     parser.add_argument("--attackers", metavar="NAME,...", help=f"of `hostile`, of: {', '.join(ATTACKS)}")
     parser.add_argument(
         "--seconds",
@@ -154,6 +158,9 @@ def main() -> None:
             elif arguments.what == "applications":
                 logs = chosen(parser, "log", arguments.logs, applications.LOGS)
                 table, results = applications.measure(bench, logs, arguments.runs, arguments.quick)
+            elif arguments.what == "stuck-member":
+                logs = chosen(parser, "log", arguments.logs, applications.LOGS)
+                table, results = stuck_member.measure(bench, logs, arguments.runs, arguments.quick)
             elif arguments.what == "flush":
                 table, results = flush.measure(bench, arguments.runs, arguments.seconds)
             elif arguments.what == "storm":

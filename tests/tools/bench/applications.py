@@ -8,7 +8,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -58,7 +58,7 @@ def measure(bench: Bench, logs: Sequence[str], runs: int, quick: bool) -> tuple[
     results: dict[str, Any] = {}
     for log in logs:
         rows: list[list[Any]] = []
-        with _node(bench, log) as node:
+        with log_node(bench, log, SETTINGS) as node:
             results[log] = found = _measure(bench, node, runs, quick, rows)
         tables.append(f"\nLogs in {log}:\n\n{markdown(['what', 'measured', 'bar', ''], rows)}")
         print(f"... {log}: {json.dumps(found)[:200]}", flush=True)
@@ -66,15 +66,16 @@ def measure(bench: Bench, logs: Sequence[str], runs: int, quick: bool) -> tuple[
 
 
 @contextmanager
-def _node(bench: Bench, log: str) -> Iterator[Node]:
+def log_node(bench: Bench, log: str, settings: Mapping[str, object]) -> Iterator[Node]:
+    """A node with *settings* whose logs are in *log*."""
     if log == "redis":
-        with bench.weir(workers=2, more=SETTINGS) as broker:
+        with bench.weir(workers=2, more=settings) as broker:
             yield Node(broker, [broker.pid])
         return
     server: Any = KafkaServer(Path(bench.folder, "kafka"), quick=False)
     server.start()
     try:
-        with bench.weir(workers=2, more={**SETTINGS, "kafka.hosts": server.address}, patience=60) as broker:
+        with bench.weir(workers=2, more={**settings, "kafka.hosts": server.address}, patience=60) as broker:
             yield Node(broker, [broker.pid, server.process.pid])
     finally:
         server.kill()
