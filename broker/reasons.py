@@ -86,6 +86,11 @@ class CloseReason(Enum):
     CONNECTION_LIMIT = ("connection_limit", 0x97, "the limit of connections is reached")
     CONNECTIONS_PER_ADDRESS = ("connections_per_address", 0x97, "the limit of connections from one address is reached")
     CONNECT_RATE = ("connect_rate", 0x9F, "the address connects too often")
+    APPLICATION_LIMIT = (
+        "application_limit",
+        0x97,
+        "the limit of sessions with logs is reached; APPLICATION clients that have one may connect",
+    )
     SESSION_LIMIT = ("session_limit", 0x97, "the limit of sessions is reached; clients that have one may connect")
     QUOTA_EXCEEDED = ("quota_exceeded", 0x97, "a packet has too many filters or user properties")
     # MQTT 3 has no answer that refuses a publish.

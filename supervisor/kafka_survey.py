@@ -29,13 +29,16 @@ def ask_kafka(config: Config) -> list[str]:
         raise KafkaUnusable(f"Kafka at {', '.join(config.kafka.hosts)} cannot be asked.") from None
     if "error" in told:
         raise KafkaUnusable(told["error"])
-    return sentences(**told)
+    return sentences(**told, sessions=config.application.sessions)
 
 
 def sentences(
-    partitions: int, brokers: int, logs: Mapping[str, int] | None, metrics: Mapping[str, Any] | None
+    partitions: int, brokers: int, logs: Mapping[str, int] | None, metrics: Mapping[str, Any] | None, sessions: int
 ) -> list[str]:
-    """What a Kafka means for the logs of clients, and for metrics records: see broker/carrier/survey.py."""
+    """What a Kafka means for the logs of clients, and for metrics records: see broker/carrier/survey.py.
+
+    *sessions*: `application.sessions`.
+    """
     told = []
     if logs is not None:
         told.append(f"{durable('each log', **logs)} (application.replication).")
@@ -48,6 +51,12 @@ def sentences(
             f"Warning: Kafka has {partitions} partitions, and each APPLICATION client adds one. With more than "
             f"{MOST_PARTITIONS} for each of its brokers, which are {brokers}, a broker takes long to start, and to be "
             "followed by another."
+        )
+    elif logs is not None and partitions + sessions > MOST_PARTITIONS * brokers:
+        told.append(
+            f"Note: application.sessions = {sessions} allows so many logs, each a partition, and Kafka has "
+            f"{partitions} already: that could be more than {MOST_PARTITIONS} for each of its brokers, which are "
+            f"{brokers}."
         )
     return told
 

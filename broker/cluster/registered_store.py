@@ -73,3 +73,6 @@ class RegisteredStore:
 
     def count_in_memory(self) -> int:
         return self._memory.count_in_memory()
+
+    def count_applications(self) -> int:
+        return self._memory.count_applications()

@@ -97,6 +97,9 @@ class Application:
     """APPLICATION clients: services whose sessions outlive their connections, with messages in logs of their own."""
 
     clients: tuple[ApplicationRule, ...] = setting((), ApplicationRules())  # which clients are of that kind
+    # Sessions with logs, of the node, connected or not; each worker has an equal part. Each takes a topic, and in Kafka
+    # a partition: a client that chooses its id, and is named by its user property, could make topics without end.
+    sessions: int = number(10_000, least=1)
     # Messages of a log that were passed on to its client and are not done: acknowledged, or given up. As in TBMQ.
     max_poll_records: int = number(200, least=1, most=60_000)
     # Seconds after which the oldest message that was sent is to be acknowledged; as in TBMQ.

@@ -101,6 +101,11 @@ ADVICE: Final[dict[Reason, str]] = {
         "limits.connects_per_second is the limit. Clients behind one NAT or load balancer have one address. Over TLS "
         "and WebSocket the connection is closed without an answer, and the event connection_refused names the address."
     ),
+    CloseReason.APPLICATION_LIMIT: (
+        "application.sessions is the limit, of which each worker has an equal part. `weir applications list` shows who "
+        "has such a session, and `weir sessions drop CLIENT` ends one, with its log. A table of application.clients "
+        "that names too many clients should name fewer."
+    ),
     CloseReason.SESSION_LIMIT: "limits.sessions is the limit.",
     CloseReason.QUOTA_EXCEEDED: CLIENT_ERROR,
     CloseReason.GATE_TIMEOUT: "overload.wait is the time a publish may wait. `weir top` shows what is overloaded.",

@@ -18,7 +18,9 @@ LOGGED: Final = 1000  # client ids that are remembered, so that each is logged o
 
 
 class ClientKinds:
-    def __init__(self, rules: Sequence[ApplicationRule], log: Log) -> None:
+    def __init__(self, rules: Sequence[ApplicationRule], most: int, log: Log) -> None:
+        """*most*: sessions of APPLICATION clients that this worker may have."""
+        self.most: Final = most
         self._rules = rules
         self._log = log
         self._logged: dict[str, None] = {}

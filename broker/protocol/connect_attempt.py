@@ -345,6 +345,9 @@ class ConnectAttempt(PendingConnect):
             application = attempts.kinds.of_new(self.client_id, self.user, connection.transport, packet, terms.expiry)
             detail = sessions.log_trouble() if application else ""
             reason = CloseReason.LOG_UNAVAILABLE if detail else None
+            replaces = found is not None and found.storage is not None and found.storage.application
+            if application and not replaces and attempts.store.count_applications() >= attempts.kinds.most:
+                reason = CloseReason.APPLICATION_LIMIT
         if reason is not None:
             lifecycle.refuse(connection, reason, detail, now)
             return

@@ -46,6 +46,7 @@ RETURN_CODES: Final = {
     CloseReason.CONNECT_RATE: 3,
     CloseReason.GUESSES_OF_USER: 3,
     CloseReason.GUESSES_OF_ADDRESS: 3,
+    CloseReason.APPLICATION_LIMIT: 3,
     CloseReason.SESSION_LIMIT: 3,
     CloseReason.WILL_BUDGET: 3,
     CloseReason.SHUTTING_DOWN: 3,

@@ -242,7 +242,9 @@ class ProtocolParts:
             authenticator,
             self.bans.bans,
             ClientIds(base.config.access.client_id_rule, base.config.access.exclusive_client_ids),
-            ClientKinds(base.config.application.clients, base.client_log),
+            ClientKinds(
+                base.config.application.clients, -(-base.config.application.sessions // base.workers), base.client_log
+            ),
             claims,
             self.store,
             self.subscribing,

@@ -76,6 +76,9 @@ class SessionStore(Protocol):
     def count_in_memory(self) -> int:
         """Those that end with this worker, as they are in its memory alone."""
 
+    def count_applications(self) -> int:
+        """Those of APPLICATION clients."""
+
 
 class MemorySessions:
     """Sessions in the memory of their worker: they end with it."""
@@ -83,6 +86,7 @@ class MemorySessions:
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
         self._durable = 0  # how many of them are stored elsewhere
+        self._applications: dict[Session, None] = {}  # those of APPLICATION clients
         self._others: Callable[[], int] | None = None
 
     def claim(self, claimant: Claimant) -> None:
@@ -102,15 +106,19 @@ class MemorySessions:
         former = self._sessions.get(session.client_id)
         if former is not None and former.storage is not None:
             self._durable -= 1
+            self._applications.pop(former, None)
         self._sessions[session.client_id] = session
         if session.storage is not None:
             self._durable += 1
+            if session.storage.application:
+                self._applications[session] = None
 
     def forget(self, session: Session) -> None:
         if self._sessions.get(session.client_id) is session:
             del self._sessions[session.client_id]
             if session.storage is not None:
                 self._durable -= 1
+                self._applications.pop(session, None)
 
     def may_cool(self, session: Session) -> bool:
         return True
@@ -135,3 +143,6 @@ class MemorySessions:
 
     def count_in_memory(self) -> int:
         return len(self._sessions) - self._durable
+
+    def count_applications(self) -> int:
+        return len(self._applications)

@@ -493,3 +493,24 @@ def test_a_new_service_is_refused_while_no_log_can_be_made(node: Logged) -> None
     assert broker.session("service2") is None
     node.links[broker][0].trouble = ""
     assert 0 == connect(broker, "service2", V5)
+
+
+def test_the_number_of_sessions_with_logs_is_bounded(nodes_with: Callable[[Config], Logged]) -> None:
+    """A client under ever new names would make topics without end; or one that has a session be refused."""
+    node = nodes_with(replace(CONFIG, application=replace(APPLICATION_20, sessions=2)))
+    broker = node.worker
+    codes = [connect(broker, client_id, V5) for client_id in ("service1", "service2", "service3", "device", "service1")]
+    codes.append(connect(broker, "service3", V311))
+    node.settle()
+    reason = CloseReason.APPLICATION_LIMIT
+    assert [0, 0, reason.code, 0, 0, 3] == codes
+    assert {topic_of(b"service1"), topic_of(b"service2")} == set(node.log.topics)
+    ended = broker.diagnostics.facts("service3")["refused"]
+    assert ended is not None and reason.label == ended["reason"]
+    again = broker.connect("service2", V5, clean_start=True, properties=LASTING)
+    assert 0 == again.connack.code
+    ends = broker.session("service1")
+    assert ends is not None
+    broker.worker.attempts.sessions.end(ends, broker.clock.now)
+
+    assert 0 == connect(broker, "service3", V5)

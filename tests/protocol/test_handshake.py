@@ -165,6 +165,7 @@ def test_every_refusal_is_one_that_its_version_has(version: int, reason: CloseRe
         (CloseReason.CLIENT_ID_INVALID, 2, 0x85),
         (CloseReason.SERVER_UNAVAILABLE, 3, 0x88),
         (CloseReason.LOG_UNAVAILABLE, 3, 0x88),
+        (CloseReason.APPLICATION_LIMIT, 3, 0x97),
         (CloseReason.SERVER_BUSY, 3, 0x89),
         (CloseReason.CONNECTION_LIMIT, 3, 0x97),
         (CloseReason.CONNECTIONS_PER_ADDRESS, 3, 0x97),

@@ -67,6 +67,9 @@ class BrokenStore:
     def count_in_memory(self) -> int:
         return self._good.count_in_memory()
 
+    def count_applications(self) -> int:
+        return self._good.count_applications()
+
 
 def break_route(broker: Broker, topic: bytes) -> None:
     """Put something that is no session behind the receivers of *topic*."""

@@ -19,8 +19,8 @@ THREE = {"replication": 3, "in_sync": 2}
 
 def test_what_survives_is_stated() -> None:
     """Who relies on logs would learn after a loss of power what one copy is worth."""
-    one, metrics = sentences(partitions=3, brokers=1, logs=ONE, metrics=THREE)
-    (three,) = sentences(partitions=3, brokers=3, logs=THREE, metrics=None)
+    one, metrics = sentences(partitions=3, brokers=1, logs=ONE, metrics=THREE, sessions=9)
+    (three,) = sentences(partitions=3, brokers=3, logs=THREE, metrics=None, sessions=9)
 
     assert "one copy of each log" in one and "not a loss of power" in one
     assert "3 copies of each log, and 2 of them" in three and "the loss of 1 of these" in three
@@ -29,7 +29,7 @@ def test_what_survives_is_stated() -> None:
 
 def test_many_partitions_are_warned_of() -> None:
     """Kafka would become slow, and nobody know that clients of Weir are the cause."""
-    told = [sentences(MOST_PARTITIONS * 2 + more, 2, ONE, None)[1:] for more in (0, 1)]
+    told = [sentences(MOST_PARTITIONS * 2 + more, 2, ONE, None, 0)[1:] for more in (0, 1)]
 
     assert [] == told[0]
     assert f"Warning: Kafka has {MOST_PARTITIONS * 2 + 1} partitions" in told[1][0]
@@ -38,7 +38,7 @@ def test_many_partitions_are_warned_of() -> None:
 @pytest.mark.slow
 def test_a_kafka_is_asked(kafka: Any) -> None:
     """A node would be thought to start, whose Kafka is not there."""
-    application = Application(clients=(ApplicationRule(client="app-*"),))
+    application = Application(clients=(ApplicationRule(client="app-*"),), sessions=1)
     logs, metrics = ask_kafka(Config(application=application, kafka=Kafka(hosts=(kafka.address,))))
     assert "one copy of each log" in logs
     assert "one copy of the topic weir.metrics" in metrics
@@ -80,3 +80,12 @@ def test_a_topic_of_metrics_that_will_not_do_is_warned_of(
     assert metrics.startswith("Warning: metrics records cannot be published to Kafka: ")
     assert f"({wrong})" in metrics
     assert [] == without
+
+
+def test_a_limit_of_sessions_that_kafka_could_not_hold_is_told() -> None:
+    """Who raises it would learn it from a Kafka that takes minutes to start."""
+    most = MOST_PARTITIONS * 2 - 10
+    told = [sentences(10, 2, ONE, None, sessions)[1:] for sessions in (most, most + 1)]
+
+    assert [] == told[0]
+    assert f"application.sessions = {most + 1} " in told[1][0]

@@ -37,6 +37,7 @@ MISSING: Final[dict[Enum, str]] = {
     PauseReason.STORE: "it takes a stored session: see tests/cluster/test_durable_publishers.py",
     CloseReason.PACK_TIMEOUT: LOGS,
     CloseReason.LOG_UNAVAILABLE: LOGS,
+    CloseReason.APPLICATION_LIMIT: LOGS,
     DropReason.PACK_TIMEOUT: LOGS,
     FilterRefusal.SHARED_FILTERS: SHARED,
     FilterRefusal.LOG_UNAVAILABLE: SHARED,
