@@ -43,6 +43,7 @@ COMPILED = [
     "broker/session/transfer/*.py",
     "broker/store/*.py",
     "broker/store/durable/*.py",
+    "broker/store/inbound/*.py",
     "broker/store/logs/*.py",
     "broker/store/redis/*.py",
     "broker/worker_id.py",
