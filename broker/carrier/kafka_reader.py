@@ -374,13 +374,13 @@ class KafkaReader:
         self._ask(request, None, partial(self._found_leaders, topics), partial(self._found_none, topics))
 
     def _found_none(self, topics: set[str], exception: BaseException) -> None:
-        self._asking = False
+        # Meanwhile `_asking` stays: what is put off would ask for the others at once, and each failure for the next.
         for source in [one for one in self._leaderless if one.partition.topic in topics]:
             self._not_found(source, error_of(exception))
+        self._asking = False
         self._look_for_leaders()
 
     def _found_leaders(self, topics: set[str], response: Any) -> None:
-        self._asking = False
         for client in (self._quick_client, self._idle_client):
             client.cluster.update_metadata(response)  # where the brokers are
         failures: dict[str, LogError] = {}
@@ -406,6 +406,7 @@ class KafkaReader:
             else:
                 source.again = 0.0
                 self._place(source)
+        self._asking = False
         self._look_for_leaders()
 
     def _not_found(self, source: Source, error: LogError) -> None:
@@ -420,7 +421,7 @@ class KafkaReader:
         self._quick.clear()
         self._idle.clear()
         self._topics.clear()
-        self._asking = False
+        self._asking = True  # as in `_found_none()`
         for source, page in self._pages:
             self.ahead -= page.bytes
             source.untaken -= page.bytes
@@ -429,6 +430,7 @@ class KafkaReader:
             source.lane = None
             self._tell(source, error)
             self._put_off(source)
+        self._asking, self._look_next = False, 0.0
         self._look_for_leaders()
 
     def _close(self) -> None:

@@ -366,3 +366,24 @@ def admin(stage: KafkaStage) -> Any:
     from kafka import KafkaAdminClient
 
     return KafkaAdminClient(bootstrap_servers=stage.server.address)
+
+
+def test_many_readings_go_on_after_kafka_was_away_for_a_while(own_kafka: Any) -> None:
+    """Each that was put off would ask for the leaders of all others, one within the other; nobody would ask again."""
+    stage = KafkaStage(own_kafka)
+    topic = topic_name()
+    partitions = [Partition(topic, number) for number in range(16)]
+    assert stage.create(topic, TopicProperties(partitions=len(partitions))) is None
+    pages = [stage.read(partition) for partition in partitions]
+    for sequence, partition in enumerate(partitions, 1):
+        stage.append(partition, Pack(1, sequence, b"before"))
+    stage.until(lambda: all(len(one.packs) == 1 for one in pages))
+    own_kafka.kill()
+    stage.until(lambda: all(one.errors for one in pages))  # after some attempts
+    own_kafka.start()
+    for sequence, partition in enumerate(partitions, 101):
+        stage.append(partition, Pack(1, sequence, b"after"))
+    stage.until(lambda: all(len(one.packs) == 2 for one in pages))
+
+    assert {LogFailure.UNREACHABLE} == {error.failure for one in pages for error in one.errors}
+    stage.close()
