@@ -52,6 +52,7 @@ COMPILED = [
 # Modules that a pattern above matches and that stay ordinary Python.
 INTERPRETED = [
     "broker/auth/files.py",  # runs at the start and at SIGHUP
+    "broker/cluster/backbone_parts.py",  # composition, runs once
     "broker/cluster/parts.py",  # composition, runs once
     "broker/insight/logs.py",  # configures structlog, which is ordinary Python itself
     "broker/insight/worker_metrics.py",  # runs once a second

@@ -140,6 +140,9 @@ class Process:
         for listener, transport in listeners:
             self.worker.loop.listen(listener, transport)
         self._heartbeat.enter(SERVING, self.worker.base.clock())  # the limit for silence is one second from now on
+        backbone = self.worker.links.backbone
+        if backbone is not None:
+            backbone.serve()
         self._link.send(Ready(self._connections))
 
     def _tell_of_start(self) -> None:

@@ -43,6 +43,7 @@ class CloseReason(Enum):
         0x83,
         "another worker took the session of a receiver, before what the client had published was stored for it",
     )
+    BACKBONE_REFUSED = ("backbone_refused", 0x83, "the inbound backbone does not take what the client has published")
     SESSION_DAMAGED = ("session_damaged", 0x83, "what is stored of the session cannot be read or written")
     UNSUPPORTED_VERSION = ("unsupported_protocol_version", 0x84, "Weir does not support the client's MQTT version")
     CLIENT_ID_INVALID = ("client_identifier_not_valid", 0x85, "the client id is too long, or empty where it may not be")
@@ -139,6 +140,10 @@ class DropReason(Enum):
     )
     LOG_DAMAGED = ("log_damaged", "records in the log of the client could not be decoded")
     LOG_REFUSED = ("log_refused", "the log of the client did not take the messages")
+    BACKBONE_REFUSED = (
+        "backbone_refused",
+        "the inbound backbone did not take the publishes, which are not acknowledged",
+    )
     NO_SHARED_MEMBER = ("no_shared_member", "no member of a shared subscription could take the message")
     NOT_AUTHORIZED = ("not_authorized", "the client may not publish to the topic")
     MAY_NOT_READ = ("may_not_read", "the client may no longer read the topics of queued messages")

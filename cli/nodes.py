@@ -135,6 +135,8 @@ def show_status(answer: dict[str, Any]) -> None:
             screen.print(line, highlight=False)
         for line in log_lines(answer["workers"]):
             screen.print(line, highlight=False, markup=False)
+        for line in backbone_lines(answer["workers"], gauges):
+            screen.print(line, highlight=False, markup=False)
     numbers = ("pid", "up", "clients", "in", "out", "CPU", "memory", "deaths")
     table = table_of("worker", "state", *numbers, right=("worker", *numbers))
     for one in answer["workers"]:
@@ -187,6 +189,20 @@ def log_lines(workers: list[dict[str, Any]]) -> list[str]:
             more = logs["failing"] - len(logs["named"])
             lines.append(f"            {counted(more, 'more log')} of worker {one['worker']} cannot be used")
     return lines
+
+def backbone_lines(workers: list[dict[str, Any]], gauges: dict[str, Any]) -> list[str]:
+    """The inbound backbone of a node, if it has one: how far its *workers* are behind, and what is wrong with it."""
+    told = [report["backbone"] for one in workers if "backbone" in (report := one.get("statistics") or {})]
+    if not told:
+        return []
+    lag, behind = gauges.get("backbone_lag_ms", 0.0) / 1000, gauges.get("backbone_behind", 0)
+    waits = f"the oldest publish has waited for {lag:.1f} s" if lag else "no publish waits to be dispatched"
+    lines = [f"backbone    {waits}; {counted(behind, 'record')} not done"]
+    troubles = {each["trouble"] for each in told if each["trouble"]}
+    unread = {each["unread"] for each in told if each["unread"]}
+    lines += [f"            nothing is accepted: {why}" for why in sorted(troubles)]
+    return lines + [f"            {why}" for why in sorted(unread)]
+
 
 
 def duration(seconds: float) -> str:

@@ -142,6 +142,10 @@ class Announcements(Neighbours):
         if self._peers.all:
             self._peers.write(wire.token(message) + wire.message(message, wire.KEEP | wire.DELIVER, owner, stamp))
 
+    def retained_from(self, client_id: str) -> None:
+        if self._peers.all:
+            self._peers.write(wire.publisher(client_id))
+
     def not_retained(self, message: Message) -> None:
         if self._peers.all:
             self._peers.write(wire.token(message) + wire.message(message, wire.DELIVER, "", 0))

@@ -7,6 +7,7 @@ from broker.cluster.registry_client import RegistryClient
 from broker.cluster.session_claims import SessionClaims
 from broker.protocol.background import Background
 from broker.protocol.durable_sessions import DurableSessions
+from broker.protocol.inbound_backbone import InboundBackbone
 from broker.protocol.internal_errors import InternalErrors
 from broker.store.logs.link import CarrierLink
 
@@ -22,10 +23,11 @@ class ClusterBackground(Background):
         quota_leases: QuotaLeaseClient | None,
         durable: DurableSessions | None,
         carrier: CarrierLink | None,
+        backbone: InboundBackbone | None,
         internal_errors: InternalErrors,
     ) -> None:
         """*registry_client*, *claims* and *orphaned_wills*: None without Redis. *quota_leases*: None unless
-        workers share quotas. *durable*: None if sessions are in memory. *carrier*: None if there is none.
+        workers share quotas. *durable*: None if sessions are in memory. *carrier*, *backbone*: None if there is none.
         """
         self._mesh = mesh
         self._reports = reports
@@ -35,10 +37,16 @@ class ClusterBackground(Background):
         self._quota_leases = quota_leases
         self._durable = durable
         self._carrier = carrier
+        self._backbone = backbone
         self._internal_errors = internal_errors
 
     def tick(self, now: float) -> float:
         due = self._tick(now)
+        if self._backbone is not None:
+            try:
+                due = min(due, self._backbone.tick(now))
+            except Exception as error:
+                self._internal_errors.report(error)
         return due if self._carrier is None else min(due, self._carrier.tick(now))  # behind those who append
 
     def _tick(self, now: float) -> float:
@@ -56,9 +64,12 @@ class ClusterBackground(Background):
             return now
 
     def busy(self) -> bool:
+        if self._backbone is not None and self._backbone.busy():
+            return True
         return self._mesh.busy() or (self._durable is not None and self._durable.may_store())
 
     def work(self, until: float) -> bool:
+        left = self._backbone is not None and self._backbone.work(until)
         if self._durable is not None and self._durable.may_store():
             self._mesh.tick_by(self._durable.store_now())
-        return self._mesh.work(until)
+        return self._mesh.work(until) or left

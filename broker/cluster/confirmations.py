@@ -84,6 +84,10 @@ class ConfirmingPeer(Neighbour):
         if not self.orphaned:
             self._peer.offer_run(run)
 
+    def offer_from(self, client_id: str) -> None:
+        if not self.orphaned:
+            self._peer.offer_from(client_id)
+
     def offer_shared(self, share: bytes, filter: bytes, message: Message, hop: int, now: float) -> None:
         if message.qos:
             self._wait_for(message, now)

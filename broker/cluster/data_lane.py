@@ -20,6 +20,7 @@ from broker.routing.fanout import Deliveries
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
 from broker.session.origin import Origin
+from broker.session.session import Session
 
 TELL_EVERY = 64 * 1024  # bytes processed between two DONE frames, or
 TELL_EACH = 8  # packets and frames (fewer than a gate lets pass without an answer), or
@@ -46,6 +47,7 @@ class DataLane(Handler):
         self._format = V311
         self._latest: Completion | None = None  # of the publish that was taken last
         self._token = b""  # of the publish that comes next
+        self._publisher = ""  # the client that has published it, if that matters
         self._confirmations = Confirmations(self._confirm_soon)
         self._unconfirmed = False  # there is something to confirm
         self._processed = 0
@@ -174,8 +176,11 @@ class DataLane(Handler):
         if self._token:
             completion = message.completion = Completion()
             completion.token, self._token = self._token, b""
+        publisher: Session | None = None
+        if self._publisher:
+            publisher, self._publisher = self._listener.session(self._publisher), ""
         route = self._routes.find(message.topic)
-        self._latest = self._deliveries.deliver_crossed(route, message, stream.outbox, now)
+        self._latest = self._deliveries.deliver_crossed(route, message, stream.outbox, now, publisher)
         return PUBLISH_COST + route.price + (message.size >> BYTES_PER_UNIT_SHIFT) + self._visits()
 
     def _visits(self) -> int:
@@ -201,6 +206,9 @@ class DataLane(Handler):
                 self._counters.dropped(DropReason.NO_SHARED_MEMBER, 1)
             self._latest = message.completion
             return PUBLISH_COST + (message.size >> BYTES_PER_UNIT_SHIFT)
+        if kind == wire.PUBLISHER:
+            self._publisher = data[start:stop].decode(errors="surrogateescape")
+            return 1
         if kind == wire.BARRIER:
             self._peer.tell(wire.frame(wire.PASSED, data[start:stop]))
             return 1

@@ -3,6 +3,7 @@ from broker.cluster.peer import Peer
 from broker.delivery.completion import Completion
 from broker.net.stream import Stream
 from broker.session.message import Message
+from broker.session.session import Session
 
 
 class MeshError(Exception):
@@ -56,6 +57,10 @@ class LaneListener:
 
     def about_session(self, peer: Peer, kind: int, body: bytes) -> bool:
         """Take a frame about a session that goes from one worker to another; false if *kind* is no such frame."""
+        raise NotImplementedError
+
+    def session(self, client_id: str) -> Session | None:
+        """The session of *client_id*, if it is at this worker."""
         raise NotImplementedError
 
     def tick_by(self, when: float) -> None:

@@ -48,7 +48,9 @@ from broker.routing.routes import Routes
 from broker.routing.shared import SharedGroup
 from broker.session.message import Message
 from broker.session.origin import Origin
+from broker.session.session import Session
 from broker.store.durable.store import DurableStore
+from broker.store.sessions import SessionStore
 from broker.worker_id import WorkerId
 
 HOUSEKEEPING: Final = 0.1  # seconds
@@ -97,12 +99,14 @@ class Mesh(LaneListener):
         abandon: Callable[[Completion, float], None],
         adopted: Callable[[], bool],
         durable: DurableStore | None,
+        sessions: SessionStore,
     ) -> None:
         """*report_received* is called with each overload report of a peer; *failed* with exceptions of our own code;
         *abandon* with publishes that a peer may have lost. *adopted*: see `FullSync`. *durable*: stores sessions and
         retained messages; None: they are in memory only.
         """
         self._durable = durable
+        self._sessions = sessions
         self._peers = peers
         self._announcements = announcements
         self._barriers = barriers
@@ -304,6 +308,9 @@ class Mesh(LaneListener):
 
     def abandoned(self, completion: Completion, now: float) -> None:
         self._abandon(completion, now)
+
+    def session(self, client_id: str) -> Session | None:
+        return self._sessions.find(client_id)
 
     def tick_by(self, when: float) -> None:
         self._reactor.soon(when)

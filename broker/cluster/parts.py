@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from broker.cluster.announcements import Announcements
+from broker.cluster.backbone_parts import make_backbone
 from broker.cluster.background import ClusterBackground
 from broker.cluster.barriers import Barriers
 from broker.cluster.forced_takeovers import ForcedTakeovers
@@ -27,12 +28,13 @@ from broker.metrics.interval import RecordLog
 from broker.net.dialling import Dialler
 from broker.net.log_lane import StreamLane
 from broker.overload.gate import Gate
-from broker.overload.level import log_of, store_memory_of, store_of
+from broker.overload.level import backbone_lag_of, log_of, store_memory_of, store_of
 from broker.overload.protection import Protection
 from broker.overload.quotas.lease import Leases
 from broker.overload.quotas.quotas import Quotas
 from broker.overload.throttle import Throttle
 from broker.protocol.essentials import Essentials
+from broker.protocol.inbound_backbone import InboundBackbone
 from broker.protocol.parts import ProtocolParts
 from broker.routing.hybrid_clock import HybridClock
 from broker.routing.retained import Retained
@@ -87,6 +89,7 @@ class ClusterLinks:
         self.store_gate: Gate | None = None  # of it
         self.carrier: CarrierLink | None = None  # None: the node has none
         self.log_gate: Gate | None = None  # of publishes for logs
+        self.backbone: InboundBackbone | None = None  # None: publishes are delivered at once
         self._leases: Leases | None = None
         self._base = base
         self._redis = redis
@@ -177,7 +180,9 @@ class ClusterLinks:
         """Make the link to the carrier, if the node has one; publishes for logs wait at a gate of *throttle*."""
         base = self._base
         if needs_carrier(base.config):
-            self.log_gate = gate = throttle.add_gate(log_of(str(base.worker)), base.clock())
+            # Whatever a client publishes into the backbone may have to wait for those who dispatch from it.
+            further = (backbone_lag_of(base.worker.node),) if base.config.inbound.enabled() else ()
+            self.log_gate = gate = throttle.add_gate(log_of(str(base.worker)), base.clock(), further)
             log_gate = LogGate(gate, throttle.opened)
             failed = base.internal_errors.report
             self.carrier = CarrierLink(base.worker.incarnation, log_gate, failed, self._kafka_records)
@@ -227,7 +232,8 @@ class ClusterLinks:
     def settled(self) -> bool:
         """Whether Redis knows everything that it has to know of this worker."""
         durable = self.durable_store is None or self.durable_store.settled()
-        return durable and (self.registry_client is None or self.registry_client.settled())
+        backbone = self.backbone is None or self.backbone.settled()
+        return durable and backbone and (self.registry_client is None or self.registry_client.settled())
 
 
 class ClusterParts:
@@ -300,10 +306,28 @@ class ClusterParts:
             protocol.lifecycle.abandon,
             _nothing_to_adopt if protocol.durable is None else protocol.durable.ready,
             links.durable_store,
+            protocol.store,
         )
         if protocol.durable is not None:
             protocol.durable.when_adopted(base.reactor.wake)  # the mesh tells the other workers
             protocol.durable.when_adopted(partial(self.mesh.when_complete, protocol.durable.all_known))
+        if base.config.inbound.enabled():
+            assert links.carrier is not None and links.log_gate is not None and client is not None
+            durable = links.durable_store
+            links.backbone = make_backbone(
+                base,
+                links.carrier,
+                links.log_gate,
+                client.commands,
+                peers,
+                links.announcements,
+                links.stamps,
+                protocol,
+                protection,
+                routes,
+                retained,
+                None if durable is None else durable.retained,
+            )
         self.background = ClusterBackground(
             self.mesh,
             reports,
@@ -313,6 +337,7 @@ class ClusterParts:
             links.quota_leases,
             protocol.durable,
             links.carrier,
+            links.backbone,
             base.internal_errors,
         )
 

@@ -78,6 +78,9 @@ class Peer(Neighbour):
     def offer_run(self, run: Run) -> None:
         self.write(wire.run(run))
 
+    def offer_from(self, client_id: str) -> None:
+        self.write(wire.publisher(client_id))
+
     def offer_shared(self, share: bytes, filter: bytes, message: Message, hop: int, now: float) -> None:
         self.gate.take(1, message.size, now)
         self.write(wire.shared(share, filter, hop, message))

@@ -30,6 +30,7 @@ MESSAGE: Final = 2  # struct, topic, owner, properties, payload
 SHARED: Final = 3  # hop, share name and filter (each with its length), then as MESSAGE without its kind
 BARRIER: Final = 4  # a number, to be sent back once everything before it is processed
 ALL_RETAINED: Final = 5  # the sender has told all its retained messages
+PUBLISHER: Final = 6  # the client id of who has published the message behind it, which may not be for that client
 
 # Frames on the control lane.
 GAINED: Final = 16  # sequence, filter
@@ -93,6 +94,11 @@ def number(kind: int, value: int) -> bytes:
 def read_number(body: bytes) -> int:
     (value,) = _NUMBER.unpack_from(body)
     return int(value)
+
+
+def publisher(client_id: str) -> bytes:
+    """PUBLISHER, as it is on the data lane."""
+    return DATA_HEAD + frame(PUBLISHER, client_id.encode(errors="surrogateescape"))
 
 
 def change(kind: int, sequence: int, filter: bytes) -> bytes:

@@ -16,6 +16,9 @@ ASSUMED_CONNECTIONS: Final = 20_000  # of the node, where limits.connections = 0
 # On a node with a carrier. Of a worker: packs that the log is not known to have, and records that were read of it.
 UNSTORED_BYTES: Final = 8 << 20  # a quarter of a second of 250 000 messages of 120 bytes each second
 HELD_BYTES: Final = 16 << 20
+DISPATCHED_BYTES: Final = (
+    32 << 20
+)  # publishes from the inbound backbone that are under way: their bytes, and 0.5 KB each
 # Of the carrier, beside what each worker is yet to take of records.
 CARRIER_BYTES: Final = 72 << 20  # the interpreter, kafka-python and code, and 16 MiB that are read ahead
 WAITING_BYTES: Final = 64 << 20  # a second of 300 000 messages of 120 bytes
@@ -52,6 +55,8 @@ class WorkerBudget:
         shared = SUPERVISOR_BYTES + (0 if config.redis.url else redis_memory(config, memory))
         shared += carrier_memory(config, workers)
         self.log = UNSTORED_BYTES + HELD_BYTES if needs_carrier(config) else 0
+        if config.inbound.enabled():
+            self.log += DISPATCHED_BYTES
         self.memory = max(memory - shared, memory // 2) // workers
         connections = -(-(limits.connections or ASSUMED_CONNECTIONS) // workers) * CONNECTION_BYTES
         part = max(self.memory - OWN_BYTES - connections - self.log, self.memory // 4) // PARTS
@@ -86,7 +91,7 @@ class WorkerBudget:
             self.accounts.append(Account("unwritten retained", self.unwritten, words))
 
         if self.log:
-            self.accounts.append(Account("logs", self.log, "what the log is not known to have, and records of it"))
+            self.accounts.append(Account("logs", self.log, "what the log is not known to have, and what is read of it"))
 
     def total(self) -> int:
         """The sum of all accounts."""

@@ -28,6 +28,7 @@ from broker.config.fields import (
     size,
     tenant_rule,
 )
+from broker.config.inbound import KAFKA, Inbound
 from broker.config.overrides import ClientOverride, Overrides
 from broker.config.rate import burst, parse
 from broker.config.values import KIB, MIB, ClientOption
@@ -291,6 +292,8 @@ class Overload:
     memory_percent: int = number(85, least=1, most=100)
     # Target: used part of the maxmemory of Redis, with durable sessions; beyond maxmemory it stores nothing.
     redis_percent: int = number(85, least=1, most=100)
+    # Target: the age of the oldest publish that waits in the inbound backbone; what waits there takes no memory.
+    backbone_lag: float = duration(10.0, least=0.001, most=86400.0)
     # Target: the wait of a CONNECT; clients give up after 5 to 60 s.
     connect_delay: float = duration(1.0, least=0.001, most=3600.0)
     connects_per_second: int = number(4000)  # of the node; two cores can do 5500 and nothing else; 0 = no limit
@@ -450,6 +453,7 @@ class Config:
     store: Store = field(default_factory=Store)
     kafka: Kafka = field(default_factory=Kafka)
     application: Application = field(default_factory=Application)
+    inbound: Inbound = field(default_factory=Inbound)
     metrics: Metrics = field(default_factory=Metrics)
     sys: Sys = field(default_factory=Sys)
     log: Log = field(default_factory=Log)
@@ -491,6 +495,8 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
 
 def _log_contradictions(config: Config) -> list[tuple[str, str]]:
     kafka = config.kafka
+    if config.inbound.enabled() and not kafka.hosts:
+        return [("kafka.hosts", f'a list of brokers, as inbound.backbone = "{KAFKA}" has publishes wait in Kafka')]
     if not kafka.hosts and (kafka.options or kafka.password_file):
         return [("kafka.hosts", "a list of brokers, as other settings of kafka say how to connect to them")]
     return []

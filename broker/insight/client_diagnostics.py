@@ -5,6 +5,7 @@ from typing import Final, cast
 from broker.cluster.parts import ClusterLinks
 from broker.delivery.catching_up import ClientPace
 from broker.insight.facts import (
+    BackboneFacts,
     ConfiguredFacts,
     ConnectingFacts,
     ConnectionFacts,
@@ -33,7 +34,7 @@ from broker.overload.admit import Publish
 from broker.overload.client import ProtectedClient
 from broker.overload.connects import Connects
 from broker.overload.gate import Gate
-from broker.overload.level import log_of, store_of
+from broker.overload.level import backbone_of, log_of, store_of
 from broker.overload.monitor import OverloadMonitor
 from broker.overload.protection import Protection
 from broker.overload.quotas.overrides import Limit
@@ -72,6 +73,7 @@ class ClientDiagnostics:
         self._wall = base.wall
         self._durable = links.durable_store
         self._carrier = links.carrier
+        self._backbone = links.backbone
         self._worker = base.worker
 
     def facts(self, client_id: str) -> Facts:
@@ -112,6 +114,7 @@ class ClientDiagnostics:
             "stores": self._stores(now),
             "log": None if session is None else self._log(session),
             "logs": self._logs(),
+            "backbone": self._behind(),
             "unanswered": [],
         }
 
@@ -146,6 +149,12 @@ class ClientDiagnostics:
     def _logs(self) -> list[LogTroubleFacts]:
         trouble = None if self._carrier is None else self._carrier.trouble()
         return [] if trouble is None else [{"resource": log_of(str(self._worker)), "why": str(trouble)}]
+
+    def _behind(self) -> BackboneFacts | None:
+        if self._backbone is None:
+            return None
+        found = self._backbone.statistics()
+        return {"lag": _seconds(found.lag), "behind": found.behind, "trouble": found.trouble}
 
     def configured(self, session: Session) -> ConfiguredFacts | None:
         """The override of the configuration that applies to the client of *session*."""
@@ -197,6 +206,8 @@ class ClientDiagnostics:
         }
 
     def _log_trouble(self, gate: Gate) -> str:
+        if self._backbone is not None and gate.resource == backbone_of(str(self._worker)):
+            return self._backbone.trouble()
         carrier = self._carrier
         if carrier is None or gate.resource != log_of(str(self._worker)):
             return ""

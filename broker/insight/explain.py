@@ -8,6 +8,7 @@ from shlex import quote
 from typing import Final
 
 from broker.insight.facts import (
+    BackboneFacts,
     ConfiguredFacts,
     CreditFacts,
     EndFacts,
@@ -22,7 +23,7 @@ from broker.insight.facts import (
 )
 from broker.insight.reason_words import GATE_SETTING, SIGNALS, advice, words_of
 from broker.overload.admit import CLOSE, DROP, FILTER, PAUSE, REFUSE
-from broker.overload.level import cold_of, store_rate_of
+from broker.overload.level import backbone_lag_of, backbone_of, cold_of, store_rate_of
 from broker.reasons import DropReason, PauseReason, StoreFailure
 
 VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
@@ -31,7 +32,10 @@ AT_PEACE: Final = 0.5  # of its target: a lower signal raises no level
 STORE_WORDS: Final = {failure.label: failure.words for failure in StoreFailure}
 STORE_RATE: Final = store_rate_of("")
 COLD: Final = cold_of("")
+BACKBONE: Final = backbone_of("")
+BACKBONE_LAG: Final = backbone_lag_of("")
 JUST_NOW: Final = 0.05  # seconds
+BEHIND: Final = 1.0  # seconds of the inbound backbone that are worth a sentence
 # Of a worker, as resources.
 PARTS: Final = {
     "memory": "the memory of ",
@@ -41,6 +45,7 @@ PARTS: Final = {
     "store rate": "the store rate of ",
     "log": "the log of ",
     "cold sessions": "sessions that are read from Redis by ",
+    "backbone": "the inbound backbone of ",
 }
 
 KINDS: Final = {  # once, and several times
@@ -64,6 +69,8 @@ def explain(facts: Facts) -> list[str]:
             paragraphs.append(_meanwhile(held))
         if facts["unacknowledged"] or (held is not None and facts["stores"]):
             paragraphs.append(_stores(facts))
+        if facts["backbone"] is not None:
+            paragraphs.append(_behind(facts["backbone"]))
         paragraphs.append(_costs(facts))
     if facts["override"] is not None:
         paragraphs.append(_override(facts))
@@ -169,6 +176,10 @@ def _throttled(facts: Facts, held: HeldFacts) -> str:
         )
     elif gate is not None and gate["resource"].endswith(COLD):
         told.append(f"Its publish is for {place(gate['resource'])}, and many publishes wait for such sessions.")
+    elif gate is not None and gate["resource"].endswith(BACKBONE):
+        told.append("The part of the inbound backbone that has its publishes takes none now.")
+        if gate["trouble"]:
+            told.append(f"It is in trouble: {gate['trouble']}.")
     elif gate is not None:
         publishes = f"{_count(gate['publishes'], 'publish', 'publishes')} ({size(gate['bytes'])})"
         waits = f"It waits for {place(gate['resource'])}, which has {publishes} to process first"
@@ -199,8 +210,11 @@ def _stores(facts: Facts) -> str:
     """What was accepted and is not acknowledged, and the stores that do not store it now."""
     told = []
     count = facts["unacknowledged"]
-    if count:
-        has = "publish of it has" if count == 1 else "publishes of it have"
+    backbone = facts["backbone"] is not None
+    has = "publish of it has" if count == 1 else "publishes of it have"
+    if count and backbone:
+        told.append(f"{count} {has} no acknowledgement yet: the inbound backbone has to store what it publishes first.")
+    elif count:
         told.append(
             f"{count} {has} durable receivers and no acknowledgement yet: they have to acknowledge it first, or "
             "it has to be stored for them."
@@ -210,7 +224,12 @@ def _stores(facts: Facts) -> str:
             "Nothing further is read from it until then, as it has published for many sessions whose clients are away: "
             "they are read from Redis one after the other."
         )
-    if facts["logged"]:
+    if facts["logged"] and backbone:
+        told.append(
+            "Nothing further is read from it until then, as the part of the inbound backbone that has its publishes "
+            "takes long or cannot be used now."
+        )
+    elif facts["logged"]:
         told.append(
             "Nothing further is read from it until then, as it has published for APPLICATION clients, whose logs take "
             "long or cannot be used now."
@@ -222,6 +241,17 @@ def _stores(facts: Facts) -> str:
             why += f" ({store['replicas']} of {store['needed']})"
         told.append(f"{_capital(place(store['resource']))} stores nothing now: {why}.")
     return " ".join(told)
+
+
+def _behind(backbone: BackboneFacts) -> str:
+    """How long what the client publishes takes to reach receivers, beyond its acknowledgement."""
+    if backbone["lag"] < BEHIND:
+        return ""
+    records = _count(backbone["behind"], "record")
+    return (
+        f"Receivers get what is published later: in the inbound backbone the oldest publish has waited for "
+        f"{span(backbone['lag'])}, and {records} are not done."
+    )
 
 
 def _log(log: LogFacts) -> str:
@@ -456,7 +486,8 @@ def place(resource: str) -> str:
     """*resource*, such as "node/worker" or "node/worker memory", in words."""
     node, slash, rest = resource.rpartition("/")
     if not slash:
-        return resource
+        node, lag, _ = resource.rpartition(BACKBONE_LAG)
+        return f"dispatching from the inbound backbone of node {node}" if lag else resource
     worker, _, part = rest.partition(" ")
     return f"{PARTS.get(part, '')}worker {worker} of node {node}"
 

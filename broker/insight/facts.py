@@ -229,6 +229,14 @@ class LogTroubleFacts(TypedDict):
     why: str
 
 
+class BackboneFacts(TypedDict):
+    """The inbound backbone of the node."""
+
+    lag: float  # seconds that the oldest publish waits to be dispatched; 0.0: none waits
+    behind: int  # records of which not all publishes are done
+    trouble: str  # why nothing is accepted at the worker of the client; "": nothing is known to be wrong
+
+
 class Facts(TypedDict):
     client: str
     node: str
@@ -258,6 +266,7 @@ class Facts(TypedDict):
     stores: list[StoreFacts]  # of all workers
     log: LogFacts | None  # None: it is no APPLICATION client
     logs: list[LogTroubleFacts]  # of all workers
+    backbone: BackboneFacts | None  # None: publishes are delivered at once
     unanswered: list[int]  # workers that did not answer
 
 
@@ -271,7 +280,8 @@ def together(found: list[Facts], unanswered: list[int]) -> Facts | None:
     """The facts of a node about one client, from those of its workers; None: there are none.
 
     They are those of the worker that has the connection, else of the one that has the session. The last disconnect and
-    the last refusal are the latest of all workers, stores and logs those of all of them.
+    the last refusal are the latest of all workers, stores and logs those of all of them, and the backbone is behind as
+    far as that of any.
     """
     known = [facts for facts in found if knows(facts)]
     if not known:
@@ -282,6 +292,11 @@ def together(found: list[Facts], unanswered: list[int]) -> Facts | None:
     first["refused"] = _latest([facts["refused"] for facts in known])
     first["stores"] = [store for facts in found for store in facts["stores"]]
     first["logs"] = [log for facts in found for log in facts["logs"]]
+    backbone = first["backbone"]
+    if backbone is not None:
+        others = [facts["backbone"] for facts in found if facts["backbone"] is not None]
+        backbone["lag"] = max([other["lag"] for other in others])
+        backbone["behind"] = sum([other["behind"] for other in others])
     first["unanswered"] = unanswered
     return first
 

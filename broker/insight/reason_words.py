@@ -40,6 +40,7 @@ ADVICE: Final[dict[Reason, str]] = {
     CloseReason.PROTOCOL_ERROR: CLIENT_ERROR,
     CloseReason.INTERNAL_ERROR: "`weir logs` shows the failure as internal_error: please report it.",
     CloseReason.RECEIVER_MOVED: "The client connects again and publishes what was not acknowledged. A worker was slow.",
+    CloseReason.BACKBONE_REFUSED: "`weir logs` shows the error: as a rule, max.message.bytes of its topic is too low.",
     CloseReason.SESSION_DAMAGED: "The client may connect again, to an empty session. What Redis has is kept aside.",
     CloseReason.UNSUPPORTED_VERSION: "Use MQTT 3.1, 3.1.1 or 5.0.",
     CloseReason.CLIENT_ID_INVALID: "limits.client_id_bytes is the maximum length.",
@@ -135,6 +136,7 @@ ADVICE: Final[dict[Reason, str]] = {
     DropReason.PACK_TIMEOUT: "application.pack_timeout is the time, and application.ack_strategy says what follows.",
     DropReason.RETENTION_EXPIRED: "Raise the retention of its topic, in time or bytes. Each count is a record.",
     DropReason.LOG_DAMAGED: "Another program wrote to its topic, or a disk is damaged. Each count is a record.",
+    DropReason.BACKBONE_REFUSED: "`weir logs` shows the error: as a rule, max.message.bytes of its topic is too low.",
     DropReason.LOG_REFUSED: "The most common cause is max.message.bytes of its topic. `weir logs` shows the error.",
     DropReason.PURGED: "The audit log says who used `weir queue purge`.",
     DropReason.NO_SHARED_MEMBER: (
@@ -201,6 +203,7 @@ SIGNALS: Final = {
     "memory": Signal("the memory is nearly used up", "overload.memory_percent", True),
     "redis": Signal("the memory of Redis is nearly used up", "overload.redis_percent", True),
     "connect": Signal("CONNECTs wait too long for their turn", "overload.connect_delay", False),
+    "backbone": Signal("publishes wait too long in the inbound backbone", "overload.backbone_lag", False),
 }
 GATE_SETTING: Final = "overload.gate_delay"  # of the signals that are named after a gate
 

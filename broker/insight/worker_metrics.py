@@ -61,6 +61,7 @@ class WorkerMetrics:
         self._durable = links.durable_store
         self._carrier = links.carrier
         self._log_gate = links.log_gate
+        self._backbone = links.backbone
         self._publishing = protocol.publishing
         self._resident_bytes = resident_bytes
         self._internal_errors = base.internal_errors
@@ -80,6 +81,7 @@ class WorkerMetrics:
         now = self._clock()
         gate = self._store_gate
         log, gate_of_log = None if self._carrier is None else self._carrier.statistics(), self._log_gate
+        backbone = None if self._backbone is None else self._backbone.statistics()
         logs = None if self._durable is None else self._durable.logs
         self._update_counters()
         self._interval_metrics.pauses.settle(now)
@@ -99,6 +101,10 @@ class WorkerMetrics:
             log_readings=0 if log is None else log.readings,
             log_failing=0 if logs is None else len(logs.troubles),
             log_ms=0.0 if gate_of_log is None else _milliseconds(gate_of_log, now),
+            backbone_lag_ms=0.0 if backbone is None else round(1e3 * backbone.lag, 3),
+            backbone_behind=0 if backbone is None else backbone.behind,
+            backbone_unfinished=0 if backbone is None else backbone.unfinished,
+            backbone_partitions=0 if backbone is None else backbone.partitions,
             store_fill=0.0 if self._redis is None else self._redis.memory.fill(),
             retained=retained.count - retained.own,
             retained_bytes=retained.bytes - retained.own_bytes,
@@ -127,6 +133,13 @@ class WorkerMetrics:
             counters.log_bytes = carrier.stored_bytes
             counters.log_carriers = carrier.carriers
             counters.log_refusals_by_reason.update(carrier.refused_packs)
+        if self._backbone is not None:
+            backbone = self._backbone.statistics()
+            counters.backbone_appended = backbone.appended
+            counters.backbone_dispatched = backbone.dispatched
+            counters.backbone_left_out = backbone.left_out
+            counters.backbone_deleted = backbone.deleted
+            counters.backbone_damaged = backbone.damaged
         flushing = reactor.flushing
         later = flushing.filled + flushing.waited + flushing.evicted
         counted = counters.flushes_by_cause
@@ -169,6 +182,8 @@ class WorkerMetrics:
         logs = None if self._durable is None else self._durable.logs
         if logs is not None:
             told["logs"] = {"failing": len(logs.troubles), "named": [*islice(logs.troubles.items(), LOGS)]}
+        if self._backbone is not None:
+            told["backbone"] = {"trouble": self._backbone.trouble(), "unread": self._backbone.unread()}
         return told
 
     def log_loop(self, collections: int, longest_collection: float) -> None:

@@ -70,6 +70,12 @@ class Counters:
         self.log_packs = 0
         self.log_bytes = 0
         self.log_carriers = 0
+        # Per publish of the inbound backbone, or record of it.
+        self.backbone_appended = 0
+        self.backbone_dispatched = 0
+        self.backbone_left_out = 0
+        self.backbone_deleted = 0
+        self.backbone_damaged = 0
         self.log_refusals_by_reason = dict.fromkeys([failure.label for failure in LogFailure], 0)
         # Per client that reads slowly or is paused.
         self.became_non_writable = 0

@@ -21,6 +21,10 @@ class Gauges:
     log_readings: int = 0
     log_failing: int = 0  # logs of clients here that cannot be used
     log_ms: float = 0.0  # that publishes wait for the log
+    backbone_lag_ms: float = 0.0  # the age of the oldest publish in the inbound backbone that waits to be dispatched
+    backbone_behind: int = 0  # records of it that are not done
+    backbone_unfinished: int = 0  # publishes that were dispatched from it and are not done
+    backbone_partitions: int = 0  # that the worker dispatches
     store_fill: float = 0.0  # share of its memory that Redis uses
     retained: int = 0
     retained_bytes: int = 0

@@ -11,6 +11,8 @@
 # compiled class: a dictionary or a call would cost more than the work that is counted.
 from typing import Final
 
+from broker.metrics.backbone_rows import COUNTERS as BACKBONE_COUNTERS
+from broker.metrics.backbone_rows import GAUGES as BACKBONE_GAUGES
 from broker.metrics.rows import GREATEST, CounterRow, GaugeRow, OverloadRow, ReasonRow
 from broker.reasons import (
     CloseReason,
@@ -219,6 +221,7 @@ COUNTERS: Final = (
         "Carriers that the worker was connected to: each but the first has replaced one that ended.",
         prometheus="log_carriers",
     ),
+    *BACKBONE_COUNTERS,
     CounterRow(
         "store_repeated",
         "Transactions that were sent again, as Redis had refused them or its answer was lost.",
@@ -416,6 +419,7 @@ GAUGES: Final = (
         prometheus="log_seconds",
         scale=1e-3,
     ),
+    *BACKBONE_GAUGES,
     GaugeRow(
         "store_fill",
         "store_fill",

@@ -49,6 +49,16 @@ def log_of(worker: str) -> str:
     return f"{worker} log"
 
 
+def backbone_of(worker: str) -> str:
+    """What *worker* waits for before it accepts publishes for the inbound backbone."""
+    return f"{worker} backbone"
+
+
+def backbone_lag_of(node: str) -> str:
+    """The dispatching from the inbound backbone, by all workers of *node*: no gate measures how far behind it is."""
+    return f"{node} backbone lag"
+
+
 class Resources:
     """The registry of resources: a name that the whole cluster uses, and a bit within this worker."""
 
@@ -125,12 +135,12 @@ class Signals:
         self._below = settings.contended_until
         self._gate_delay = settings.gate_delay
         self._all: dict[str, Signal] = {}
-        self.lag = self._add("lag", settings.lag, here)  # seconds that the oldest ready socket has waited
-        self.outbound = self._add("outbound", settings.outbound_percent / 100, outbound)  # share of the budget
-        self.memory = self._add("memory", settings.memory_percent / 100, memory)  # share of the limit
+        self.lag = self.add("lag", settings.lag, here)  # seconds that the oldest ready socket has waited
+        self.outbound = self.add("outbound", settings.outbound_percent / 100, outbound)  # share of the budget
+        self.memory = self.add("memory", settings.memory_percent / 100, memory)  # share of the limit
         redis = store_memory_of(here)
-        self.redis = self._add("redis", settings.redis_percent / 100, redis)  # share of its maxmemory
-        self.connect = self._add("connect", settings.connect_delay, "")  # seconds that the oldest CONNECT has waited
+        self.redis = self.add("redis", settings.redis_percent / 100, redis)  # share of its maxmemory
+        self.connect = self.add("connect", settings.connect_delay, "")  # seconds that the oldest CONNECT has waited
         self.worst = 0.0  # targets, at the last look
         self.worst_name = ""  # the name of the worst signal; "" while all are 0
         self.worst_here = 0.0  # targets: the worst signal of this worker itself
@@ -138,7 +148,7 @@ class Signals:
 
     def add_gate(self, resource: str) -> Signal:
         """The signal of a gate, which has the name of its resource: seconds of delay beyond L0."""
-        return self._add(resource, self._gate_delay, resource)
+        return self.add(resource, self._gate_delay, resource)
 
     def named(self, name: str) -> Signal:
         """The signal of that name; KeyError."""
@@ -189,7 +199,8 @@ class Signals:
         """Each signal in units of its target."""
         return {signal.name: signal.value for signal in self._all.values()}
 
-    def _add(self, name: str, target: float, resource: str) -> Signal:
+    def add(self, name: str, target: float, resource: str) -> Signal:
+        """A further signal, which is measured by whoever adds it; see `Signal`."""
         signal = self._all[name] = Signal(name, target, resource)
         return signal
 

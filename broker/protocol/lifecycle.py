@@ -271,11 +271,16 @@ class ConnectionLifecycle:
             if publisher is not None:
                 self.close(publisher, CloseReason.RECEIVER_MOVED, now)
 
-    def abandon(self, completion: Completion | None, now: float) -> None:
-        """A receiver of the publish of *completion* may have lost it: nobody answers it, so it is published again."""
+    def abandon(
+        self, completion: Completion | None, now: float, reason: CloseReason = CloseReason.RECEIVER_MOVED
+    ) -> None:
+        """A receiver of the publish of *completion* may have lost it: nobody answers it, so it is published again.
+
+        *reason*: of the end of its connection.
+        """
         publisher = self._abandon(completion, now)
         if publisher is not None:
-            self.close(publisher, CloseReason.RECEIVER_MOVED, now)
+            self.close(publisher, reason, now)
 
     def _abandon(self, completion: Completion | None, now: float) -> Connection | None:
         """As `abandon()`; the connection that is to be closed, if there is one."""

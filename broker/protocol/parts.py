@@ -29,6 +29,7 @@ from broker.protocol.durable_sessions import DurableSessions, WhenConfirmed
 from broker.protocol.essentials import Essentials
 from broker.protocol.gap_notices import GapNotices
 from broker.protocol.hub import Hub
+from broker.protocol.inbound_publishing import InboundPublishing
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.message_shedding import MessageShedding
 from broker.protocol.pack_timeouts import PackTimeouts
@@ -90,11 +91,15 @@ class ProtocolParts:
         self.egress_quota = EgressQuota(metrics.pauses, log, clock, reactor.soon)
         rates = config.delivery.replay_messages, config.delivery.replay_bytes
         paces = Paces(*rates, limits.queue_qos0, protection.quotas.configured, clock, reactor.soon)
-        rate: StoreRate | None = None
+        self.store_rate: StoreRate | None = None
         if durable is not None and config.store.messages_per_second:
             share = config.store.messages_per_second / base.workers
-            rate = StoreRate(share, store_rate_of(str(base.worker)), protection.throttle, clock(), reactor.soon)
-        self.protection = ConnectionProtection(protection, monitor, self.egress_quota, paces, rate, store, reactor)
+            self.store_rate = StoreRate(
+                share, store_rate_of(str(base.worker)), protection.throttle, clock(), reactor.soon
+            )
+        self.protection = ConnectionProtection(
+            protection, monitor, self.egress_quota, paces, self.store_rate, store, reactor
+        )
         self.subscribing = Subscribing(
             routes,
             retained,
@@ -108,7 +113,7 @@ class ProtocolParts:
             config.application.shared_filters,
             acl,
         )
-        self.publishing = Publishing(
+        self.publishing = (InboundPublishing if config.inbound.enabled() else Publishing)(
             routes,
             retained,
             self.deliveries,
@@ -127,7 +132,7 @@ class ProtocolParts:
             answer_pause=StreamPause(reactor, Pause.ANSWERS, True),
             clock=clock,
             retained_store=None if durable is None else durable.retained,
-            store_rate=rate,
+            store_rate=self.store_rate,
         )
         self.gaps = GapNotices(acl, limits.topic_bytes, clock, base.wall)
         self.sessions = SessionLifecycle(

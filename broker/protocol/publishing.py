@@ -274,17 +274,8 @@ class Publishing:
         self._topics.add(route.topic, units, 1, len(message.payload))
         if qos == 2:
             packet_id = identifier[0] << 8 | identifier[1]
-            if session.holds(packet_id):  # sent again: it was delivered the first time [MQTT-4.3.3-10]
-                unanswered = take_unanswered(session, packet_id)
-                answer = encode_answer(connection, qos, identifier, SUCCESS)
-                if unanswered is None:
-                    self._answers.write(connection, answer, now)
-                    return PUBLISH_COST
-                if not unanswered.abandoned:
-                    self._answers.write_in_order(connection, unanswered, answer, now)
-                    return PUBLISH_COST
-                if session.incoming is not None:  # nobody may have it: it is delivered now
-                    session.incoming.discard(packet_id)
+            if session.holds(packet_id) and self._answer_again(connection, session, packet_id, identifier, now):
+                return PUBLISH_COST
         if route.guarded and self._unauthorized(route, connection, 1, now):
             # 3.x has no code for a refusal: the publish is acknowledged and the connection stays open. Clients expect
             # that, and 3.1.1 [MQTT-3.3.5-2] allows it. A QoS 2 id is not remembered: the next publish with that id is
@@ -326,6 +317,25 @@ class Publishing:
             else:
                 self._answers.write_in_order(connection, completion, answer, now)
         return units
+
+    def _answer_again(
+        self, connection: Connection, session: Session, packet_id: int, identifier: bytes, now: float
+    ) -> bool:
+        """Answer a publish of QoS 2 that was sent again, as it was accepted the first time [MQTT-4.3.3-10].
+
+        False: nobody may have it, so it is to be taken as a new one.
+        """
+        unanswered = take_unanswered(session, packet_id)
+        answer = encode_answer(connection, 2, identifier, SUCCESS)
+        if unanswered is None:
+            self._answers.write(connection, answer, now)
+            return True
+        if not unanswered.abandoned:
+            self._answers.write_in_order(connection, unanswered, answer, now)
+            return True
+        if session.incoming is not None:
+            session.incoming.discard(packet_id)
+        return False
 
     def _await_store(
         self, connection: Connection, session: Session, message: Message, identifier: bytes, duplicate: bool, now: float

@@ -3,7 +3,7 @@ from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.overload.admit import DROP
 from broker.reasons import DropReason
-from broker.routing.hybrid_clock import HybridClock, time_of
+from broker.routing.hybrid_clock import WRITER_BITS, HybridClock, time_of
 from broker.routing.neighbour import Neighbours
 from broker.routing.retained import Retained
 from broker.session.message import Message
@@ -36,12 +36,37 @@ class Retaining:
         limit that forbids it, which is counted. If it is to be stored, its publish is not done before it is.
         """
         owner = "" if publisher is None else publisher.client_id
+        stamp = self._stamps.stamp(self._retained.stamp_of(message.topic))
+        return self._retain_as(message, owner, publisher, stamp, now)
+
+    def accept(self, topic: bytes) -> int:
+        """When a message that is to be retained on *topic* later was accepted, in microseconds of Unix time.
+
+        It is later than what is retained there now, and than what was accepted here before.
+        """
+        return self._stamps.stamp(self._retained.stamp_of(topic)) >> WRITER_BITS
+
+    def retain_accepted(
+        self, message: Message, owner: str, publisher: Session | None, accepted_at: int, now: float
+    ) -> None:
+        """Retain *message*, which the client *owner* has published, and which was accepted at *accepted_at*.
+
+        Something that was retained later stays; then, or if a limit forbids it, the message is only delivered.
+        *publisher* is the session of *owner*, if it is at this worker.
+        """
+        stamp = self._stamps.at(accepted_at)
+        outdated = stamp <= self._retained.stamp_of(message.topic)
+        if outdated or self._retain_as(message, owner, publisher, stamp, now) is not None:
+            self._neighbours.not_retained(message)
+
+    def _retain_as(
+        self, message: Message, owner: str, publisher: Session | None, stamp: int, now: float
+    ) -> DropReason | None:
         store = self._store
         refusal: DropReason | None = None
         if store is not None and not store.takes(message.topic):
             refusal = DropReason.RETAINED_UNWRITTEN
         else:
-            stamp = self._stamps.stamp(self._retained.stamp_of(message.topic))
             if not message.payload:
                 if self._retained.delete(message.topic, stamp, now):
                     self._counters.retained_deleted += 1

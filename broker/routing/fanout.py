@@ -193,7 +193,7 @@ class Deliveries:
         for group in route.groups:
             group.deliver(message, 0, len(group.sessions), None, now)
 
-    def deliver_run(self, route: Route, run: Run, publisher: Session | None, source: Outbox, now: float) -> None:
+    def deliver_run(self, route: Route, run: Run, publisher: Session | None, source: Outbox | None, now: float) -> None:
         """Deliver a run of QoS 0 packets in the whole node."""
         if route.crossing:
             for neighbour in route.neighbours:
@@ -208,17 +208,19 @@ class Deliveries:
         for group in route.groups:
             group.deliver_run(run, 0, len(group.sessions), publisher, now)
 
-    def deliver_crossed(self, route: Route, message: Message, source: Outbox, now: float) -> Completion | None:
+    def deliver_crossed(
+        self, route: Route, message: Message, source: Outbox, now: float, publisher: Session | None = None
+    ) -> Completion | None:
         """Deliver *message*, which came from another worker by the lane *source*, to the receivers at this worker.
 
         Members of shared subscriptions are none of them: that worker has chosen one in the whole node, and sends the
-        message for it by itself.
+        message for it by itself. *publisher*: None if it is not at this worker, as that of most messages is not.
         """
         if route.receivers > PAGE:
-            self._begin(route, message, None, None, source, True)
+            self._begin(route, message, None, publisher, source, True)
         else:
             for group in route.groups:
-                group.deliver(message, 0, len(group.sessions), None, now)
+                group.deliver(message, 0, len(group.sessions), publisher, now)
         return message.completion
 
     def deliver_crossed_run(self, route: Route, run: Run, source: Outbox, now: float) -> None:
@@ -246,6 +248,10 @@ class Deliveries:
         origin.worker = origin.here
         return bool(unfinished)
 
+    def in_pages(self) -> bool:
+        """Whether a publish has not reached all of its receivers, as it goes out in pages."""
+        return any(isinstance(work, PagedPublish) for work in self.unfinished)
+
     def topics_in_pages(self) -> set[bytes]:
         """The topics of the messages of QoS 1 and 2 that have not reached all of their receivers."""
         topics = {work.topic() for work in self.unfinished if isinstance(work, PagedPublish)}
@@ -268,6 +274,8 @@ class Deliveries:
         if source is not None and work.crossed:
             self._source_pause.resume(source)
             return None
+        if source is None and work.completion is not None:  # nobody would be told to publish it again
+            work.completion.settle(self._clock())
         return source
 
     def _begin(

@@ -38,6 +38,13 @@ class HybridClock:
         latest = self._latest = max(int(self._wall() * 1e6), self._latest + 1)
         return max(latest, (after >> WRITER_BITS) + 1) << WRITER_BITS | self._writer
 
+    def at(self, time: int) -> int:
+        """The stamp of a write that was accepted at *time*, microseconds of Unix time, perhaps by another worker.
+
+        This worker makes the write, so it answers for it; no later stamp has to be greater.
+        """
+        return time << WRITER_BITS | self._writer
+
     def resume(self, stamp: int) -> None:
         """*stamp* is stored: stamps of this clock are greater from now on, however far ahead it is.
 

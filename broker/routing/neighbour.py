@@ -35,6 +35,10 @@ class Neighbour(Subscriber):
         """Send a run for the subscribers of that worker."""
         raise NotImplementedError
 
+    def offer_from(self, client_id: str) -> None:
+        """The client *client_id*, whose session may be at that worker, has published what is offered next."""
+        raise NotImplementedError
+
     def offer_shared(self, share: bytes, filter: bytes, message: Message, hop: int, now: float) -> None:
         """Send *message* for one member of a shared subscription. *hop*: how many workers have passed it on."""
         raise NotImplementedError
@@ -87,6 +91,10 @@ class Neighbours:
 
     def retained(self, message: Message, owner: str, stamp: int) -> None:
         """Report that the client *owner* has set a retained message, or deleted it if it is empty, under *stamp*."""
+        raise NotImplementedError
+
+    def retained_from(self, client_id: str) -> None:
+        """Report that the client *client_id* has published the message that is reported next."""
         raise NotImplementedError
 
     def not_retained(self, message: Message) -> None:

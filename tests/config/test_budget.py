@@ -3,6 +3,7 @@ import pytest
 
 from broker.config.applications import Application, ApplicationRule
 from broker.config.budget import (
+    DISPATCHED_BYTES,
     HELD_BYTES,
     SUPERVISOR_BYTES,
     UNSTORED_BYTES,
@@ -10,7 +11,8 @@ from broker.config.budget import (
     describe,
     redis_memory,
 )
-from broker.config.schema import Config, Redis, Retained
+from broker.config.inbound import Inbound
+from broker.config.schema import Config, Kafka, Redis, Retained
 
 MIB = 1 << 20
 
@@ -58,3 +60,15 @@ def test_what_logs_take_has_its_part(workers: int) -> None:
     assert with_logs.total() <= with_logs.memory < without.memory
     assert "the carrier " in describe(logs, 2048 * MIB, workers)[-2]
     assert "the carrier " not in describe(Config(), 2048 * MIB, workers)[-2]
+
+
+def test_what_is_dispatched_from_the_backbone_has_its_part() -> None:
+    """Publishes that are on their way from Kafka would come on top of all that a node may use."""
+    kafka = Kafka(hosts=("kafka:9092",))
+    without, with_backbone = (
+        WorkerBudget(Config(kafka=kafka, inbound=Inbound(backbone=backbone)), 2048 * MIB, 2)
+        for backbone in ("none", "kafka")
+    )
+
+    assert DISPATCHED_BYTES == with_backbone.log - without.log
+    assert with_backbone.total() <= with_backbone.memory

@@ -397,3 +397,12 @@ def test_qos_0_is_not_kept_where_sessions_are_stored() -> None:
 
     assert 'it must be false, as store.durability = "process" stores no QoS 0.' in str(refused.value)
     assert load(None, {}, both[:1], default_file=NOWHERE).config.limits.queue_qos0
+
+
+def test_a_backbone_without_kafka_is_refused() -> None:
+    """The node would start, and acknowledge publishes that are nowhere."""
+    given = from_assignments(["inbound.backbone=kafka"])
+    with pytest.raises(ConfigError, match="must be a list of brokers, as inbound"):
+        load(None, {}, given, NOWHERE)
+
+    assert load(None, {}, [*given, *from_assignments(["kafka.hosts=k:1"])], NOWHERE).config.inbound.enabled()

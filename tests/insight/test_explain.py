@@ -1,12 +1,13 @@
 # What is known of a client, in sentences: each question that a person has finds its answer, and nothing else is said.
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pytest
 
-from broker.insight.explain import explain, size, span
+from broker.insight.explain import explain, place, size, span
 from broker.insight.facts import DecisionFacts, EndFacts, Facts, together
 from broker.insight.reason_words import words_of
 from broker.overload.admit import CLOSE, DROP, FILTER, PAUSE, REFUSE
+from broker.overload.level import backbone_lag_of
 from broker.reasons import CloseReason, DropReason, FilterRefusal, PauseReason, PublishRefusal
 
 GONE: EndFacts = {
@@ -112,6 +113,7 @@ def facts(**known: object) -> Facts:
         "stores": [],
         "log": None,
         "logs": [],
+        "backbone": None,
         "unanswered": [],
     }
     assert set(known) <= set(usual), known
@@ -474,3 +476,52 @@ def test_the_log_of_an_application_client_is_told(trouble: str) -> None:
         " ".join(told)
     )
     assert trouble in " ".join(told)
+
+
+BEHIND: Final[dict[str, Any]] = {"lag": 12.0, "behind": 30, "trouble": ""}
+
+
+def test_who_publishes_into_the_backbone_is_told_what_it_waits_for() -> None:
+    """Whoever waits for a PUBACK would be told of receivers, which have nothing to do with it."""
+    told = said(facts(unacknowledged=2, logged=1, backbone={**BEHIND, "lag": 0.0}))
+
+    assert (
+        "2 publishes of it have no acknowledgement yet: the inbound backbone has to store what it publishes first. "
+        "Nothing further is read from it until then, as the part of the inbound backbone that has its publishes takes "
+        "long or cannot be used now."
+    ) in told
+    assert "Receivers get" not in told
+
+
+def test_a_backbone_that_is_behind_is_told() -> None:
+    """Nobody would know why messages come late although they are acknowledged at once."""
+    assert (
+        "Receivers get what is published later: in the inbound backbone the oldest publish has waited for 12 s, "
+        "and 30 records are not done."
+    ) in said(facts(backbone=BEHIND))
+
+
+def test_who_waits_for_the_backbone_is_told_why_it_takes_nothing() -> None:
+    """A client that waits for Kafka would be told of another worker that is busy."""
+    gate = {"resource": "weir/0 backbone", "publishes": 0, "bytes": 0, "delay": 0.0, "refuses": True, "trouble": "no"}
+    told = said(facts(held={**HELD, "reason": "gate", "gate": gate}))
+
+    assert "The part of the inbound backbone that has its publishes takes none now. It is in trouble: no." in told
+    assert "busy with other work" not in told
+
+
+def test_a_level_that_the_backbone_raises_is_told() -> None:
+    """The signal and its target would have no meaning."""
+    level = {**OVERLOADED, "level": 3.0, "cause": "backbone", "value": 1.5, "target": 10.0}
+    told = said(facts(level=level))
+
+    assert "publishes wait too long in the inbound backbone, 15 s, which is 1.5 times the target" in told
+    assert "(overload.backbone_lag)" in told
+    assert "dispatching from the inbound backbone of node weir" == place(backbone_lag_of("weir"))
+
+
+def test_the_facts_of_a_node_have_the_worst_of_its_backbone() -> None:
+    """The worker of a client may dispatch nothing itself."""
+    found = together([facts(backbone={**BEHIND, "lag": 0.0}), away(backbone=BEHIND)], [])
+
+    assert found is not None and {**BEHIND, "behind": 60} == found["backbone"]

@@ -37,7 +37,7 @@ def test_reasons_that_concern_the_publisher_or_access_are_no_losses(reason: Drop
     """A new reason would be told to clients whom it does not concern; or a loss not be told, as nobody decided."""
     by_publisher = ("quota_session_m", "quota_session_b", "quota_tenant_m", "quota_tenant_b", "quota_cluster_m")
     others = ("quota_cluster_b", "quota_cluster_t", "retained_", "gate_", "not_authorized", "may_not_read")
-    none = (*by_publisher, *others, "offline_", "session_ended", "no_shared_member")
+    none = (*by_publisher, *others, "offline_", "session_ended", "no_shared_member", "backbone_")
 
     assert (reason.label in LOSSES) != reason.label.startswith(none)
 

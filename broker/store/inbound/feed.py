@@ -84,7 +84,7 @@ class PartitionFeed(LogReader):
         self._arrived = arrived
         self._unrepeatable = begun  # QoS 0 of records before this offset is left out
         self._entries: deque[RecordUnderWay] = deque()  # that were read, and not begun
-        self._read_to = position.offset
+        self.read_to = position.offset  # the offset behind what was read
         self._begun: deque[RecordUnderWay] = deque()  # of which not all is done, in order
         self._record: RecordUnderWay | None = None  # the one that is being dispatched, the last of those
         self._pack = 0  # the index of its next pack
@@ -117,7 +117,7 @@ class PartitionFeed(LogReader):
 
     def _read(self, entry: RecordUnderWay) -> None:
         self._entries.append(entry)
-        self._read_to = entry.following
+        self.read_to = entry.following
         self._arrived()
 
     # Whoever dispatches.
@@ -251,8 +251,8 @@ class PartitionFeed(LogReader):
         entry = entries[0]
         record = entry.record
         if record is not None and record.offset >= self.confirmed and _has_unrepeated(record):
-            if self.begun < self._read_to:  # together with all that was read behind it
-                self.begun = self._read_to
+            if self.begun < self.read_to:  # together with all that was read behind it
+                self.begun = self.read_to
                 self.changed = True
             return False
         entries.popleft()

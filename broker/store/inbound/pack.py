@@ -214,7 +214,11 @@ def _decode_messages(part: bytes, now: float, wall: float) -> list[AcceptedPubli
             raise DamagedPack("it ends in a mark")
         marks.append((index, kind, part[at : at + size]))
         at += size
-    found = [AcceptedPublish(stored.message, None) for stored in decode_pack(part[at:], now, wall).messages]
+    found: list[AcceptedPublish] = []
+    for stored in decode_pack(part[at:], now, wall).messages:
+        message = stored.message
+        message.ends = message.expires  # no queue has had it yet
+        found.append(AcceptedPublish(message, None))
     for index, kind, value in marks:
         _apply(found, index, kind, value)
     return found

@@ -27,6 +27,8 @@
 #                                       (store/durable/replication.py)
 #   PREFIX:owners:NODE          hash  incarnation -> shard of the workers of a node that own, or owned, durable sessions
 #   PREFIX:format               string  the version of the format of what is durable: DURABLE_FORMAT of the newest build
+#   PREFIX:backbone:TOPIC:NODE  hash  who dispatches the partitions of the inbound backbone, and how far the node is
+#                                       (store/inbound/positions.lua)
 #   PREFIX:metrics              stream  the log `weir.metrics`: each entry has the field `record` (metrics/record.py)
 #   PREFIX:{R}:quota:NAME       hash  what is left of a quota that workers share, by window: quota_lease.lua
 #   PREFIX:quota:workers        sorted set  the incarnations of workers that share quotas, by their last request
@@ -45,10 +47,10 @@
 # (store/durable/returned.py), are stored as sessions are; "d", queues of sessions that have ended, with references to
 # bodies, which have no records (store/durable/dropped_queues.py).
 #
-# But for durable sessions, which end with their expiry, and for retained messages nothing stays for ever. Owners and
-# wills live for LEASE, and their worker writes them again when a third of it has passed; `release` deletes them at
-# once. A quota expires when it would be full again (a missing quota is full), and its workers when none of them has
-# sent a request for some seconds.
+# But for durable sessions, which end with their expiry, for retained messages and for the inbound backbone nothing is
+# kept for ever. Owners and wills live for LEASE, and their worker writes them again when a third of it has passed;
+# `release` deletes them at once. A quota expires when it would be full again (a missing quota is full), and its workers
+# when none of them has sent a request for some seconds.
 # The fence and the number of a worker go when another one has adopted its sessions.
 # Of the log Redis keeps the newest `metrics.length` records and a few more, as it deletes whole blocks.
 # The epochs of a client id rise even if its key was lost: they are never below the clock of Redis in microseconds.
@@ -93,6 +95,9 @@ class Keys:
     def slice_of(self, client_id: bytes) -> int:
         """The slice of *client_id*, which is the same for every worker and version."""
         return zlib.crc32(client_id) % SLICES
+
+    def backbone(self, topic: str, node: str) -> bytes:
+        return f"{self._prefix}:backbone:{topic}:{node}".encode()
 
     def durable_owners(self, node: str) -> bytes:
         return self._durable_owners + node.encode()

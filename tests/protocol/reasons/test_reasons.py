@@ -28,6 +28,7 @@ TASKS: Final = "it takes the tasks of trio: see tests/net/test_websocket.py"
 LOGS: Final = "it takes a log: see tests/cluster/test_applications.py"
 QUEUE: Final = "it takes a log: see tests/store/durable/test_application.py"
 SHARED: Final = "it takes a log: see tests/cluster/test_shared_applications.py"
+BACKBONE: Final = "it takes an inbound backbone: see tests/cluster/test_backbone.py"
 MISSING: Final[dict[Enum, str]] = {
     CloseReason.WEBSOCKET_REFUSED: TASKS,
     CloseReason.WEBSOCKET_ERROR: TASKS,
@@ -38,12 +39,14 @@ MISSING: Final[dict[Enum, str]] = {
     CloseReason.PACK_TIMEOUT: LOGS,
     CloseReason.LOG_UNAVAILABLE: LOGS,
     CloseReason.APPLICATION_LIMIT: LOGS,
+    CloseReason.BACKBONE_REFUSED: BACKBONE,
     DropReason.PACK_TIMEOUT: LOGS,
     FilterRefusal.SHARED_FILTERS: SHARED,
     FilterRefusal.LOG_UNAVAILABLE: SHARED,
     DropReason.RETENTION_EXPIRED: QUEUE,
     DropReason.LOG_DAMAGED: QUEUE,
     DropReason.LOG_REFUSED: QUEUE,
+    DropReason.BACKBONE_REFUSED: BACKBONE,
     DropReason.RETAINED_UNWRITTEN: "it takes a store: see tests/cluster/test_durable_retained.py",
 }
 LINES: Final[dict[type[Enum], str]] = {

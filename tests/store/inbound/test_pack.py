@@ -105,6 +105,10 @@ def test_time_that_passes_counts_against_the_expiry() -> None:
     assert soon.message is not None and late.message is not None
     assert 5006.0 == pytest.approx(soon.message.expires, abs=0.01)
     assert (False, True) == (soon.message.expired(5000.0), late.message.expired(5000.0))
+    builder.add(message(b"x", 1), "", 0)
+    (lasting,) = decode_accepted(builder.take(NOW, WALL), 5000.0, WALL)
+    assert lasting.message is not None
+    assert (NEVER, NEVER) == (lasting.message.expires, lasting.message.ends)
 
 
 def test_a_pack_says_when_it_was_accepted_and_whether_it_may_be_repeated() -> None:
