@@ -190,6 +190,7 @@ def log_lines(workers: list[dict[str, Any]]) -> list[str]:
             lines.append(f"            {counted(more, 'more log')} of worker {one['worker']} cannot be used")
     return lines
 
+
 def backbone_lines(workers: list[dict[str, Any]], gauges: dict[str, Any]) -> list[str]:
     """The inbound backbone of a node, if it has one: how far its *workers* are behind, and what is wrong with it."""
     told = [report["backbone"] for one in workers if "backbone" in (report := one.get("statistics") or {})]
@@ -202,7 +203,6 @@ def backbone_lines(workers: list[dict[str, Any]], gauges: dict[str, Any]) -> lis
     unread = {each["unread"] for each in told if each["unread"]}
     lines += [f"            nothing is accepted: {why}" for why in sorted(troubles)]
     return lines + [f"            {why}" for why in sorted(unread)]
-
 
 
 def duration(seconds: float) -> str:

@@ -66,8 +66,13 @@ def take_snapshot(server: "redis.Redis", at: float, client: str, unfinished: Ite
 
 
 def missing(snapshot: Snapshot, records: Records) -> set[Message]:
-    """The messages of *snapshot* that are nowhere; *records*: all of the log. DamagedPack, ValueError."""
+    """The messages of *snapshot* that are nowhere; *records*: all of the log. DamagedPack, ValueError.
+
+    The log of a session that has ended is deleted, and nothing can be said of it.
+    """
     _, passed, era = SAVED.unpack_from(snapshot.log)
+    if era not in eras_of(records):
+        return set()
     stored = {
         message_of(each.message.payload) for pack in snapshot.queue for each in decode_pack(pack, 0.0, 0.0).messages
     }

@@ -31,7 +31,7 @@ from tests.tools.faults.applications.plan import KAFKA_LOG, plan
 from tests.tools.faults.applications.shared import DOUBLED, LOST, Group, SharedJudge
 from tests.tools.faults.durable import plan as durable
 from tests.tools.faults.durable.client import DurableClient
-from tests.tools.faults.durable.history import Event, Message, Received, Rollback
+from tests.tools.faults.durable.history import Connected, Event, Message, Received, Rollback
 from tests.tools.faults.durable.lanes import Lane
 from tests.tools.faults.durable.plan import Planned
 from tests.tools.faults.durable.proxy import TO_CLIENT, TO_SERVER, Proxy
@@ -353,11 +353,16 @@ class ApplicationRun(DurableRun):
             self.outcome.verdicts[PASSED] += len(wrong)
 
     def _judge_sources(self) -> None:
-        """What was delivered to APPLICATION clients at QoS 1 and 2 was in their logs."""
+        """What was delivered to APPLICATION clients at QoS 1 and 2, in their last sessions, was in their logs.
+
+        The logs of sessions that have ended are deleted.
+        """
         delivered: dict[str, set[Message]] = {name: set() for name in self._records}
         for event in self._history:
             if isinstance(event, Received) and event.qos and event.client in delivered:
                 delivered[event.client].add(event.message)
+            elif isinstance(event, Connected) and not event.present and event.client in delivered:
+                delivered[event.client].clear()
         if any(isinstance(event, Rollback) for event in self._history) and self._kafka is None:
             return  # the log may have lost its end
         from_logs = 0

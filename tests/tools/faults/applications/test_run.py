@@ -90,7 +90,11 @@ def test_a_position_that_has_passed_a_message_is_found() -> None:
     assert {("p", 2)} == missing(snapshot(1, 0, 1, unfinished=(1, 2, 3, 4)), records)
     assert set() == missing(snapshot(1, 0, 1, 2, unfinished=(1, 2, 3, 4)), records)
     assert {("p", 1)} == missing(snapshot(0, 1, unfinished=(1, 2, 3, 4)), records)
-    assert {("p", 1)} == missing(snapshot(0, 0, unfinished=(1,), era=OTHER), records)
+
+
+def test_nothing_is_said_of_a_session_whose_log_was_deleted() -> None:
+    """What it had not got would seem to be lost."""
+    assert set() == missing(snapshot(0, 0, unfinished=(1,), era=OTHER), log_of((1, 2)))
 
 
 def test_a_message_counts_as_one_of_the_log_in_whichever_session_it_was_appended() -> None:
