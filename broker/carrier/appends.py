@@ -32,6 +32,15 @@ RECORD_BYTES: Final = 512 * 1024  # of a record, unless one pack is larger; Kafk
 FIRST_PAUSE: Final = 0.05  # seconds until a record is sent again; it doubles
 LONGEST_PAUSE: Final = 1.0
 
+# Failures that a log which is well answers with, for one partition.
+OF_PARTITION: Final = (
+    LogFailure.UNKNOWN_TOPIC,
+    LogFailure.OTHER_TOPIC,
+    LogFailure.FORBIDDEN,
+    LogFailure.NO_LEADER,
+    LogFailure.TOO_FEW_REPLICAS,
+)
+
 Done = Callable[[int, LogError | None], None]
 
 
@@ -136,8 +145,22 @@ class Appends:
         queue.pause = min(max(FIRST_PAUSE, 2 * queue.pause), LONGEST_PAUSE)
         queue.again = self._clock() + queue.pause
         self._due = min(self._due, queue.again)
+        self._fails(queue, error)
+
+    def stuck(self, partition: Partition, error: LogError) -> None:
+        """The record of *partition* is under way still, and cannot be stored now."""
+        queue = self._queues.get(partition)
+        if queue is not None and queue.record:
+            self._fails(queue, error)
+
+    def _fails(self, queue: _Queue, error: LogError) -> None:
+        partition, statistics = queue.partition, self._statistics
         self._failing[partition] = queue
-        self._statistics.failing[partition] = str(error)
+        statistics.failing[partition] = str(error)
+        if error.failure in OF_PARTITION:
+            statistics.alone.add(partition)
+        else:
+            statistics.alone.discard(partition)
 
     def drop(self, topic: str, error: LogError) -> None:
         """Give up all that waits for *topic*, which will not be there again."""
@@ -208,3 +231,4 @@ class Appends:
         queue.pause = 0.0
         if self._failing.pop(queue.partition, None) is not None:
             del self._statistics.failing[queue.partition]
+            self._statistics.alone.discard(queue.partition)

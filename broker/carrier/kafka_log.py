@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, cast
 
+from kafka import TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError
 
 from broker.carrier.appends import MOST_BYTES, Appends, Done
@@ -35,6 +36,8 @@ AWAY: Final = (  # failures of all topics alike
     LogFailure.CLIENT_REFUSED,
 )
 LOOK_AGAIN: Final = 1.0  # seconds after which a topic that the producer does not know is looked for again
+NO_LEADER: Final = -1
+LEADER: Final = 1.0  # seconds between two looks at whether partitions whose records are under way have leaders
 
 
 class KafkaLog:
@@ -65,6 +68,9 @@ class KafkaLog:
         self._unconnected = LogError(LogFailure.UNREACHABLE, "it has not been reached yet")
         self._made: dict[str, TopicProperties] = {}  # topics that were made, or found, by this process
         self._looked: dict[str, float] = {}  # topics that the producer does not know, and when they were looked for
+        self._under_way: dict[Partition, int] = {}  # the attempts that the producer has, by number
+        self._seen: dict[Partition, int] = {}  # those that it had at the last look
+        self._look_at = 0.0
 
     def start(self) -> None:
         self._connect()
@@ -86,6 +92,9 @@ class KafkaLog:
 
     def tick(self, now: float) -> float:
         due = self._appends.tick(now)
+        if now >= self._look_at:
+            self._look_at = now + LEADER
+            self._look_for_leaders()
         if (self._producer is None or self._statistics.unusable) and not self._connecting:
             if now < self._connect_next:
                 due = min(due, self._connect_next)
@@ -143,14 +152,42 @@ class KafkaLog:
         except KafkaError as error:
             self._appends.failed(partition, number, error_of(error))
         else:
+            self._under_way[partition] = number
             future.add_callback(self._stored, partition, number)
             future.add_errback(self._refused, partition, number)
 
     def _stored(self, partition: Partition, number: int, metadata: Any) -> None:
-        self._inbox.put(partial(self._appends.stored, partition, number, metadata.offset))
+        self._inbox.put(partial(self._ended, partition, number, metadata.offset, None))
 
     def _refused(self, partition: Partition, number: int, exception: BaseException) -> None:
-        self._inbox.put(partial(self._appends.failed, partition, number, error_of(exception)))
+        self._inbox.put(partial(self._ended, partition, number, -1, error_of(exception)))
+
+    def _ended(self, partition: Partition, number: int, offset: int, error: LogError | None) -> None:
+        """The producer does not have the attempt *number* any more."""
+        if self._under_way.get(partition) == number:
+            del self._under_way[partition]
+        if error is None:
+            self._appends.stored(partition, number, offset)
+        elif error.failure is LogFailure.TIMEOUT and self._has_no_leader(partition):
+            self._appends.failed(partition, number, LogError(LogFailure.NO_LEADER, error.detail))
+        else:
+            self._appends.failed(partition, number, error)
+
+    def _look_for_leaders(self) -> None:
+        """Tell which records the producer keeps because their partitions have no leaders: it tries for DELIVERY."""
+        for partition, number in self._under_way.items():
+            if self._seen.get(partition) == number and self._has_no_leader(partition):
+                self._appends.stuck(partition, LogError(LogFailure.NO_LEADER, partition.topic))
+        self._seen = dict(self._under_way)
+
+    def _has_no_leader(self, partition: Partition) -> bool:
+        """Whether Kafka has said so when the producer asked last."""
+        cluster = self._producer._metadata
+        try:
+            leader = cluster.leader_for_partition(TopicPartition(partition.topic, partition.number))
+        except KeyError:  # a thread of the producer has just replaced what is known
+            return False
+        return bool(leader == NO_LEADER)
 
     def _look_for(self, topic: str) -> None:
         """The producer does not know *topic*: make it again, if it was made here and has been deleted."""

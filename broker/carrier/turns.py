@@ -115,7 +115,9 @@ class Turns(Service):
         if now >= self._status or failing != self._failing or unusable != self._unusable:
             self._status = now + STATUS
             self._failing, self._unusable = failing, unusable
-            status = LogStatus(statistics.waiting, statistics.waiting_bytes, failing, self.failing(), unusable)
+            named = self.failing()
+            alone = [(topic, number) for topic, number, _ in named if Partition(topic, number) in statistics.alone]
+            status = LogStatus(statistics.waiting, statistics.waiting_bytes, failing, named, unusable, alone)
             frame = status.encode()
             for worker in self.workers:
                 worker.tell_status(frame)

@@ -276,3 +276,30 @@ def test_a_partition_that_has_nothing_costs_nothing() -> None:
         sent.stored(partition, 0)
 
     assert ({}, {}) == (sent.appends._queues, sent.appends._failing)
+
+
+def test_a_partition_that_fails_while_the_log_answers_is_told_from_a_log_that_is_away() -> None:
+    """One partition without a leader would close the gate of the log to everybody, or none that is away would."""
+    sent = Sent()
+    leaderless = LogError(LogFailure.NO_LEADER, "")
+    alone = sent.statistics.alone
+    for partition in (ONE, TWO):
+        sent.append(partition, 1)
+    sent.appends.flush()
+    sent.failed(ONE, leaderless)
+    sent.failed(TWO, AWAY)
+    assert {ONE} == alone
+    sent.now += LONGEST_PAUSE
+    sent.appends.tick(sent.now)
+    sent.failed(ONE, AWAY)
+    assert set() == alone
+    sent.now += LONGEST_PAUSE
+    sent.appends.tick(sent.now)
+    sent.appends.stuck(ONE, leaderless)
+    sent.appends.stuck(ONE._replace(number=7), leaderless)  # nothing waits for that one
+    assert {ONE} == alone
+    assert {ONE: str(leaderless), TWO: str(AWAY)} == sent.statistics.failing
+    sent.stored(ONE, 5)
+    sent.stored(TWO, 5)
+
+    assert (set(), {}) == (alone, sent.statistics.failing)

@@ -6,10 +6,13 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
+from kafka.errors import KafkaTimeoutError
 
 from broker.carrier.inbox import Inbox
 from broker.carrier.kafka_admin import KafkaAdmin
@@ -210,6 +213,58 @@ def test_options_that_are_unknown_or_change_a_promise_are_told(option: str) -> N
 
     assert words.startswith(LogFailure.CLIENT_REFUSED.words)
     assert option in words
+
+
+class LeaderlessProducer:
+    """A producer that keeps what it is given, and whose cluster has no leader for it."""
+
+    def __init__(self) -> None:
+        self.leader = -1
+        self._refused: Callable[[], None] | None = None
+        self._metadata = self
+        self.callbacks: list[Callable[[], None]] = []
+
+    def send(self, topic: str, value: bytes, partition: int) -> "LeaderlessProducer":
+        return self
+
+    def leader_for_partition(self, partition: object) -> int:
+        return self.leader
+
+    def add_callback(self, stored: Callable[..., None], partition: Partition, number: int) -> None:
+        self.callbacks.append(lambda: stored(partition, number, SimpleNamespace(offset=0)))
+
+    def add_errback(self, refused: Callable[..., None], partition: Partition, number: int) -> None:
+        self._refused = partial(refused, partition, number, KafkaTimeoutError("it has expired"))
+
+    def expire(self) -> None:
+        assert self._refused is not None
+        self._refused()
+
+
+def test_a_partition_without_a_leader_is_known_before_kafkas_client_gives_up() -> None:
+    """It does after 12 seconds: until then the gate of the log would be closed to everybody, and the level rise."""
+    calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    log = KafkaLog({"bootstrap_servers": f"{HOST}:{free_port()}"}, lambda: 0.0, calls.put)
+    log._producer = producer = LeaderlessProducer()
+    partition, statistics = Partition("t"), log.statistics()
+    log.append(partition, ONE, lambda offset, error: None)
+    log.flush()
+    for now in (1.0, 2.1):
+        log.tick(now)
+    known = dict(statistics.failing), set(statistics.alone)
+    producer.expire()
+    calls.get(timeout=60)()
+    given_up = dict(statistics.failing), set(statistics.alone)
+    log.tick(3.2)
+    producer.callbacks[-1]()
+    calls.get(timeout=60)()
+    log.stop()
+
+    words = LogFailure.NO_LEADER.words
+    for failing, alone in (known, given_up):
+        assert failing[partition].startswith(words)
+        assert {partition} == alone
+    assert ({}, set(), 0) == (statistics.failing, statistics.alone, statistics.waiting)
 
 
 def test_a_reading_that_is_added_or_resumed_does_not_wait_for_those_that_are_idle(

@@ -159,3 +159,19 @@ def test_turns_look_for_what_is_to_be_logged_each_second() -> None:
     turns.tick(11.0)
 
     assert ["log_partition_failed", "log_partition_recovered"] == [event for event, _ in lines.events]
+
+
+def test_workers_are_told_which_partitions_fail_while_the_log_answers() -> None:
+    """The gate of a worker would be closed to everybody for one of them."""
+    log = PaperLog()
+    worker = Worker(log)
+    turns = Turns(log, [], Lines(), never)
+    turns.join(worker.lanes)
+    statistics = log.statistics()
+    statistics.failing.update({Partition("t"): "it has no leader", Partition("u", 1): "it took too long"})
+    statistics.alone.add(Partition("t"))
+    turns.tick(10.0)
+    ((kind, body),) = worker.control.frames()
+
+    assert frames.STATUS == kind
+    assert {("t", 0)} == frames.read_status(body, 0, len(body)).alone

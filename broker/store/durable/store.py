@@ -142,7 +142,7 @@ class DurableStore(OnReady):
     def keep_logs(self, link: LogLink, gate: Gate, settings: LogSettings, log: Log | None = None, db: int = 0) -> None:
         """Have the messages of APPLICATION sessions wait in logs, by *link*. To be called before `serve()`.
 
-        *gate*: of publishes for such sessions, which is that of the link. *log* is told which logs fail. *db*: of Redis.
+        *gate*: of publishes for such sessions, which is that of the link. *log* hears which logs fail. *db*: of Redis.
         """
         leases = LeaseKeys(self._keys, self._keys.leases(db))
         confirm, when_removed = self.commit.confirm, self.commit.when_removed

@@ -9,6 +9,7 @@
 # bytes is never sent: a pack that is larger is refused where it is appended, as Kafka would; LARGEST is what the
 # largest PUBLISH of MQTT fits into. A frame that cannot be read is a mistake in our own code, and ends the process that
 # reads it; only the version in HELLO may differ, when a program was updated while its node ran.
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
@@ -38,8 +39,8 @@ METRICS: Final = 9  # a metrics record, which is answered by RECORDED
 STORED: Final = 16  # sequence and offset of each pack that is stored
 REFUSED: Final = 17  # sequence, error
 ANSWER: Final = 18  # request, error, description with the identity of the topic; "" for those that there are not
-STATUS: Final = 19  # packs that wait, their bytes, failing partitions, why the log is unusable or "", and some of
-# those partitions: topic, number, why
+STATUS: Final = 19  # packs that wait, their bytes, failing partitions, why the log is unusable or "", how many of those
+# partitions follow: topic, number, why; then the ones of these that fail while the log is well: topic, number
 RECORDED: Final = 24  # why a metrics record was not published, or may not have been; "": it was
 # On the data lane.
 RECORD: Final = 20  # reading, offset, identity of the topic, and of each pack: source, sequence, length, body
@@ -282,27 +283,40 @@ class LogStatus:
     """The state of the log, as the carrier sees it."""
 
     def __init__(
-        self, waiting: int, waiting_bytes: int, failing: int, named: list[tuple[str, int, str]], unusable: str = ""
+        self,
+        waiting: int,
+        waiting_bytes: int,
+        failing: int,
+        named: list[tuple[str, int, str]],
+        unusable: str = "",
+        alone: Sequence[tuple[str, int]] = (),
     ) -> None:
         self.waiting = waiting  # packs of all workers that are not stored yet
         self.waiting_bytes = waiting_bytes
         self.failing = failing  # partitions that nothing can be appended to
         self.named = named  # some of them: topic, number, why
         self.unusable = unusable  # why no topic can be made or found; "": nothing is known to be wrong
+        self.alone = set(alone)  # of those in `named`, the ones that fail while the log is well: topic, number
 
     def encode(self) -> bytes:
         parts = [_PACK.pack(self.waiting, self.waiting_bytes, self.failing), _text(self.unusable)]
+        parts.append(_NUMBER.pack(len(self.named)))
         for topic, number, why in self.named:
             parts += [_text(topic), _NUMBER.pack(number), _text(why)]
+        for topic, number in self.alone:
+            parts += [_text(topic), _NUMBER.pack(number)]
         return frame(STATUS, b"".join(parts))
 
 
 def read_status(data: bytes, start: int, stop: int) -> LogStatus:
     body = Body(data, start, stop)
     status = LogStatus(body.number(), body.number(), body.number(), [], body.text())
-    while body.left():
+    for _ in range(body.number()):
         topic, number = body.text(), body.number()
         status.named.append((topic, number, body.text()))
+    while body.left():
+        topic, number = body.text(), body.number()
+        status.alone.add((topic, number))
     return status
 
 

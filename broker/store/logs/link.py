@@ -216,6 +216,9 @@ class CarrierLink:
         self._gate.holds(self._unstored_bytes, now)
         if self._data is not None:
             self._send(self._data, pack)
+        if self._fails_alone(pack):
+            pack.passed = True
+            appender.late(now)
 
     def _send(self, data: Lane, pack: Unstored) -> None:
         data.write(frames.append_head(pack.sequence, pack.topic, pack.partition, len(pack.body)))
@@ -274,12 +277,19 @@ class CarrierLink:
             self._find_late(now)
         return self._look
 
+    def _fails_alone(self, pack: Unstored) -> bool:
+        """Whether nothing can be appended to the partition of *pack*, and that is no failure of the whole log."""
+        status = self.status
+        return status is not None and len(status.alone) > 0 and (pack.topic, pack.partition) in status.alone
+
     def _find_late(self, now: float) -> None:
         late: list[Unstored] = []
+        some_alone = self.status is not None and len(self.status.alone) > 0
         for pack in self._waited_for:
-            if pack.sequence > self._furthest or now - pack.at < LATE:
+            overtaken = pack.sequence <= self._furthest
+            if now - pack.at < LATE or not (overtaken or some_alone):
                 break
-            if not pack.passed:
+            if not pack.passed and (overtaken or self._fails_alone(pack)):
                 late.append(pack)
         for pack in late:  # who is told may append
             pack.passed = True

@@ -3,8 +3,13 @@
 #
 # A publish counts as under way from when it is accepted until the log has all packs that were appended up to the next
 # mark, which is made between two publishes. Packs are stored in any order, as each partition has its own pace. So one
-# partition without a leader would close the gate to everybody. A pack that others have overtaken for LATE seconds is
-# waited for no longer: the link tells who has appended it, for the publisher itself to be made to wait.
+# partition without a leader would close the gate to everybody, and raise the level by its delay. Two things tell such
+# a partition from a log that is slow: others have overtaken a pack for LATE seconds; or the carrier says that the
+# partition fails while the log answers (`LogStatus.alone`), also if nothing else is published. The pack is waited for
+# no longer: the link tells who has appended it, for the publisher itself to be made to wait. What is appended to such a
+# partition later is not waited for at all.
+#
+# A partition whose broker hangs, and answers nothing, is not told from a log that does, unless others overtake.
 #
 # While there is no carrier the gate is closed, and also while unstored packs have more than MOST bytes, late ones
 # included: a publish may be for a thousand topics, and gates count it once.

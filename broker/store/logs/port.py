@@ -1,6 +1,7 @@
 # The log as a worker's sessions see it: the port. The link to the carrier, which has the log, stands behind it.
 #
-# Everything is answered later, and not within the call, but for a pack that is too large: it may be refused at once.
+# Everything is answered later, and not within the call, but for what is appended: a pack may be refused at once, as it
+# is too large, and be late, as its partition is known to stand still.
 # What is appended to a partition is told in its order. A pack that the log has twice is read once: what lies behind the
 # port leaves out what the position of a reading has passed (records.py), and nobody here has to.
 from collections.abc import Callable
@@ -22,7 +23,7 @@ class Appender(Protocol):
         ...
 
     def late(self, now: float) -> None:
-        """The gate of the log counts its publishes no more, as it takes long: their publishers are to wait for it.
+        """The gate of the log counts its publishes no more, as it takes long, or will: their publishers are to wait.
 
         At most once, and before `stored()` or `refused()`.
         """

@@ -134,9 +134,11 @@ def test_the_status_comes(
     waiting: int, size: int, failing: int, named: list[tuple[str, int, str]], unusable: str
 ) -> None:
     """`weir why` would name another partition."""
-    found = frames.read_status(*body(LogStatus(waiting, size, failing, named, unusable).encode(), frames.STATUS))
+    alone = [(topic, number) for topic, number, _ in named[1:]]
+    found = frames.read_status(*body(LogStatus(waiting, size, failing, named, unusable, alone).encode(), frames.STATUS))
 
     assert (waiting, size, failing, named) == (found.waiting, found.waiting_bytes, found.failing, found.named)
+    assert {(topic, number) for topic, number, _ in named[1:]} == found.alone
     assert unusable == found.unusable
 
 

@@ -268,6 +268,27 @@ def test_a_partition_that_stands_still_does_not_hold_the_gate(worker: Worker) ->
     assert ("stuck", "stored", 0) == worker.notes[-1]
 
 
+def test_a_partition_that_fails_alone_costs_its_own_publishers_only(worker: Worker) -> None:
+    """While nothing else is published nothing overtakes: the gate would close, and the level rise, for everybody."""
+    carrier = worker.carrier()
+    worker.publish("stuck", now=1.0)
+    worker.publish("slow", "u", now=1.0)
+    alone = [("t", 0)]
+    carrier.says(LogStatus(2, 9, 2, [("t", 0, "no leader"), ("u", 0, "timeout")], "", alone).encode(), 1.1)
+    for at in (1.0 + LOOK, 1.0 + LATE + 2 * LOOK):
+        worker.link.tick(at)
+    assert [("stuck", "late")] == worker.notes
+    assert 1 == worker.gate.count
+    worker.publish("stuck as well", now=2.0)
+    assert ("stuck as well", "late") == worker.notes[-1]
+    carrier.says(frames.stored([(2, 0)]), 2.1)
+    assert 0 == worker.gate.count
+    carrier.says(LogStatus(2, 9, 0, []).encode(), 2.2)
+    worker.publish("well", now=3.0)
+
+    assert ("well", "late") not in worker.notes
+
+
 def test_who_is_told_to_be_late_may_append(worker: Worker) -> None:
     """The worker would fail as a session appends its next pack, or nobody else be told."""
 
