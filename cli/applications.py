@@ -120,6 +120,14 @@ def _number(number: int | None) -> str:
     return "unknown" if number is None else str(number)
 
 
+def _shared(one: dict[str, Any]) -> str:
+    """What is told of a log that the client shares."""
+    lag = "unknown" if one["lag"] is None else counted(one["lag"], "record")
+    text = f"reads {len(one['reads'])} of {counted(one['partitions'], 'partition')}, lag there {lag}"
+    reasons = "; ".join(printable(one[key]) for key in ("waits", "trouble") if one[key])
+    return f"{text} ({reasons})" if reasons else text
+
+
 def _facts(answer: dict[str, Any]) -> list[tuple[str, str]]:
     facts = [("client", visible(answer["client"])), ("state", _state(answer)), ("topic", answer["topic"] or "none yet")]
     if answer["lag"] is not None:
@@ -135,6 +143,7 @@ def _facts(answer: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append(
             ("kept", kept if answer["replication"] < 1 else f"{kept}, {counted(answer['replication'], 'replica')}")
         )
+    facts += [(printable(f"$share/{one['name']}/{one['filter']}"), _shared(one)) for one in answer.get("shared", ())]
     if answer["trouble"]:
         facts.append(("trouble", printable(answer["trouble"])))
     return [*facts, ("worker", str(answer["worker"]))]

@@ -8,11 +8,13 @@ from typing import Any, Final, cast
 
 from broker.insight.pending_answers import Arguments, PendingAnswer, PendingAnswers, RequestRefused
 from broker.insight.session_requests import SessionRequests
+from broker.insight.shared_log_facts import members_of, shared_log_of
 from broker.session.session import Session
 from broker.store.durable.application_logs import ApplicationLogs
 from broker.store.durable.application_queue import UNREAD, ApplicationQueue
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.log_browser import UNDATED, LogLook, LogSearch
+from broker.store.durable.shared_readers import GroupMember
 from broker.store.durable.store import DurableStore
 from broker.store.logs.topics import LogError, TopicDescription
 from broker.store.sessions import SessionStore
@@ -129,6 +131,10 @@ class ApplicationRequests:
             )
         return session, queue, logs
 
+    def members_of(self, session: Session) -> list[GroupMember]:
+        """The memberships of *session* in groups of APPLICATION clients."""
+        return members_of(self._durable, session)
+
     def _logs(self) -> ApplicationLogs | None:
         return None if self._durable is None else self._durable.logs
 
@@ -172,6 +178,8 @@ class ApplicationView:
         self._logs = logs
         self._answer = answer
         self._facts: dict[str, Any] = {}
+        self._members: list[GroupMember] = []  # whose logs are to be asked for
+        self._shared: list[dict[str, Any]] = []
 
     def described(self, description: TopicDescription | None, error: LogError | None) -> None:
         if self._answer.done:
@@ -180,7 +188,7 @@ class ApplicationView:
         facts["oldest"] = None
         if description is None:
             facts["trouble"] = facts["trouble"] or (str(error) if error is not None else "The topic does not exist.")
-            self._answer.reply(facts)
+            self._tell_shared()
             return
         facts["first"] = description.first[0]
         facts["retention"] = description.properties.retention
@@ -190,11 +198,35 @@ class ApplicationView:
             look: LogLook = self._logs.look(self._queue, self._looked)
             self._answer.when_late = look.end
         else:
-            self._answer.reply(facts)
+            self._tell_shared()
 
     def _looked(self, offset: int, time: int) -> None:
         self._facts["oldest"] = self._requests.age(time)
-        self._answer.reply(self._facts)
+        self._tell_shared()
+
+    def _tell_shared(self) -> None:
+        """Tell of the logs that the client shares as well, which are asked one after the other."""
+        self._members = self._requests.members_of(self._session)[::-1]
+        self._facts["shared"] = self._shared
+        self._ask_next()
+
+    def _ask_next(self) -> None:
+        if self._answer.done:
+            return
+        if self._members:
+            self._logs.link.describe(self._members[-1].group.topic.name, self._shared_described)
+        else:
+            self._answer.reply(self._facts)
+
+    def _shared_described(self, description: TopicDescription | None, error: LogError | None) -> None:
+        member = self._members.pop()
+        facts = dict(shared_log_of(member))
+        facts["lag"] = None
+        if description is not None:
+            leases = member.queue.leases.of_group(member.group.digest)
+            facts["lag"] = sum([max(0, description.next[one.partition] - one.position.offset) for one in leases])
+        self._shared.append(facts)
+        self._ask_next()
 
 
 class ApplicationReset:

@@ -13,10 +13,11 @@ def members_of(durable: DurableStore | None, session: Session) -> list[GroupMemb
 
 
 def shared_logs_of(durable: DurableStore | None, session: Session) -> list[SharedLogFacts]:
-    return [_facts(member) for member in members_of(durable, session)]
+    return [shared_log_of(member) for member in members_of(durable, session)]
 
 
-def _facts(member: GroupMember) -> SharedLogFacts:
+def shared_log_of(member: GroupMember) -> SharedLogFacts:
+    """The log that *member* shares."""
     group = member.group
     leases = member.queue.leases.of_group(group.digest)
     troubles = [trouble for lease in leases if (trouble := lease.trouble())]

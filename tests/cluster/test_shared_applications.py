@@ -30,6 +30,7 @@ from tests.cluster.durable_node import EXPIRY
 from tests.cluster.test_applications import Links, link, settle
 from tests.innode import Node
 from tests.inprocess import Client
+from tests.insight.operators import Operator
 from tests.redis_servers import RunningRedis
 from tests.store.durable.model_log import ModelLog, name_of
 
@@ -441,6 +442,11 @@ def test_operators_are_told_which_partitions_a_member_has_and_why_it_has_none(
     assert ("g", "t/#", shared_topic_of(FILTER)) == (told["name"], told["filter"], told["topic"])
     assert (PARTITIONS, list(range(PARTITIONS)), "") == (told["partitions"], told["reads"], told["waits"])
     assert "it has subscribed with QoS 0" == shared(1, "service2")["waits"]
+    outcomes = Operator(node.node[0]).begin("application", {"client": "service1"})
+    node.go_on()
+    ((shown, _),) = outcomes
+    assert isinstance(shown, dict)
+    assert [(list(range(PARTITIONS)), 0)] == [(one["reads"], one["lag"]) for one in shown["shared"]]
     node.leave("service1")
     node.go_on()
 

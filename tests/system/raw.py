@@ -80,6 +80,10 @@ class RawClient:
             self._waiting += self._reader.feed(data)
         return self._waiting.pop(0)
 
+    def has_more(self) -> bool:
+        """Whether something has been read already that `receive()` gives."""
+        return len(self._waiting) > 0
+
     def expect(self, kind: type[P]) -> P:
         """The next packet, which must be of this type."""
         packet = self.receive()

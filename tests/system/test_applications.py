@@ -1,6 +1,8 @@
 # APPLICATION clients of a whole node: other people's clients, and a carrier and workers that are killed.
 import os
+import select
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
@@ -12,6 +14,7 @@ from paho.mqtt.enums import MQTTProtocolVersion
 from broker.insight.explain import explain
 from broker.insight.facts import Facts
 from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, Ack, Publish
+from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from tests.cli.running import weir as cli
 from tests.system import node
 from tests.system.addresses import Address
@@ -188,3 +191,40 @@ def test_a_service_misses_nothing_when_the_carrier_is_killed(
     assert {"a": [*range(last)], "b": [*range(last)]} == take(service, a=last - 1, b=last - 1)
     service.leave()
     assert [] == weir.lines("worker_died")
+
+
+def test_services_that_share_a_filter_get_each_message_once_whatever_is_killed(start_node: StartNode) -> None:
+    """A service would miss what another one was to do, or do it once more."""
+    weir = start_node(2, **SETTINGS)
+    members = [weir.client(f"service{number}", properties={SESSION_EXPIRY_INTERVAL: 3600}) for number in (1, 2, 3)]
+    for member in members:
+        member.subscribe("$share/group/readings/#", qos=2)
+    publisher = publisher_at(weir, 0)
+    send(publisher, "a", 0, qos=2)
+    os.kill(node.status(weir.control)["carrier"]["pid"], signal.SIGKILL)
+    acknowledged(publisher, 0, qos=2)
+    weir.wait_for("carrier_ready", 2)
+    gone = members.pop()
+    gone.close()  # others have its work
+    for number in range(COUNT):
+        publisher.publish(f"readings/{number}", b"%d" % (COUNT + number), qos=1)
+    found = read_both(members, {*range(COUNT, 2 * COUNT)})
+
+    assert set(range(COUNT, 2 * COUNT)) <= set(found)
+    assert len(found) == len(set(found))
+    shown = cli("applications", "show", "service1", "--folder", str(weir.folder / "node")).stdout
+    assert "$share/group/readings/#" in shown and "of 12 partitions" in shown
+
+
+def read_both(members: list[RawClient], wanted: set[int]) -> list[int]:
+    """The numbers that the members get, until all that are *wanted* have come."""
+    found: list[int] = []
+    sockets = {cast(socket.socket, member.socket): member for member in members}
+    while not wanted <= set(found):
+        readable, _, _ = select.select(list(sockets), [], [], 10.0)
+        assert readable, f"nothing comes any more, and {sorted(wanted - set(found))} are missing"
+        for member in [sockets[each] for each in readable]:
+            found.append(int(member.take().payload))
+            while member.has_more():
+                found.append(int(member.take().payload))
+    return found
