@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from broker.mqtt.packets import V5, Disconnect, Will
-from cli.nodes import duration, log_lines, short
+from cli.nodes import backbone_lines, duration, log_lines, short
 from supervisor.folder import base_folder
 from tests.cli.running import weir
 from tests.system.processes import HOST, PATIENCE, BrokerProcess, free_port
@@ -67,6 +67,27 @@ def test_logs_that_cannot_be_used_are_named() -> None:
     assert ["weir.msg.app.a cannot be used: the topic does not exist", "2 more logs of worker 0 cannot be used"] == [
         line.strip() for line in log_lines(workers)
     ]
+
+
+def test_a_backbone_is_shown_with_how_far_it_is_behind_and_what_is_wrong() -> None:
+    """Nobody would see that messages come late, or that none is accepted."""
+    wrong = {"trouble": "the log cannot be reached", "unread": "partition 3 cannot be read: it has no leader"}
+    workers: list[dict[str, Any]] = [
+        {"statistics": {"backbone": wrong}},
+        {"statistics": {"backbone": {"trouble": "", "unread": ""}}},
+        {},
+    ]
+    fine: list[dict[str, Any]] = [{"statistics": {"backbone": {"trouble": "", "unread": ""}}}]
+
+    assert [
+        "backbone    the oldest publish has waited for 2.5 s; 7 records not done",
+        "            nothing is accepted: the log cannot be reached",
+        "            partition 3 cannot be read: it has no leader",
+    ] == backbone_lines(workers, {"backbone_lag_ms": 2500.0, "backbone_behind": 7})
+    assert ["backbone    no publish waits to be dispatched; 1 record not done"] == backbone_lines(
+        fine, {"backbone_behind": 1}
+    )
+    assert [] == backbone_lines([{}, {"statistics": {}}], {})
 
 
 def test_clients_are_listed_shown_and_kicked(folder: str, client: RawClient) -> None:

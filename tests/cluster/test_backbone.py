@@ -591,3 +591,16 @@ def test_without_a_backbone_publishing_is_as_it_was(start_node: Callable[..., No
     assert type(worker.publishing) is Publishing
     assert worker.worker.links.backbone is None
     assert "backbone" not in worker.protection.signals.values()
+
+
+def test_a_partition_that_cannot_be_read_is_told(start: Callable[..., BackboneNode]) -> None:
+    """Nobody would know why nothing of it is delivered."""
+    node = start(1)
+    worker = node.node[0]
+    backbone = node.backbone(worker)
+    assert "" == backbone.unread()
+    backbone._ownership.feeds[2].failed(LogError(LogFailure.NO_LEADER, ""), worker.clock.now)
+
+    assert f"partition 2 cannot be read: {LogFailure.NO_LEADER.words}" == backbone.unread()
+    assert {"trouble": "", "unread": backbone.unread()} == worker.worker.metrics.report()["backbone"]
+    assert (PARTITIONS, 0) == (worker.gauges().backbone_partitions, worker.gauges().backbone_behind)

@@ -29,6 +29,7 @@ OWN_WORKERS: Final = tuple(
     f"test_{name}"
     for name in (
         "applications",
+        "backbone",
         "bench",
         "carrier",
         "client_limits",
