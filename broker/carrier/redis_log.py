@@ -387,6 +387,8 @@ class RedisLog:
                     return
                 if [] in heads:
                     then(None, error_of(failure or StoreFailure.LOST))
+                elif any(one[0] < 0 for one in heads):  # it was deleted meanwhile
+                    then(None, None)
                 else:
                     first, following = [one[0] for one in heads], [one[1] for one in heads]
                     log = heads[0][2]

@@ -10,7 +10,7 @@ from broker.carrier.offsets import Offsets
 from broker.carrier.redis_keys import LogKeys
 from broker.reasons import StoreFailure
 from broker.store.logs.records import Pack, Position
-from broker.store.logs.topics import Partition, TopicProperties
+from broker.store.logs.topics import LogError, Partition, TopicDescription, TopicProperties
 from supervisor.redis_server import RedisServer
 from tests.carrier.logs import PREFIX, RedisStage
 from tests.redis_servers import RunningRedis
@@ -212,3 +212,16 @@ def age(stage: RedisStage, partition: Partition, seconds: list[int]) -> None:
         for (key, fields), old in zip(entries, seconds, strict=True):
             fields[b"at"] = now - 1000 * old
             client.xadd(keys.records(partition), fields, id=key)
+
+
+def test_a_topic_that_is_deleted_while_it_is_described_is_none(redis_stage: RedisStage) -> None:
+    """The worker would be told of offsets that there are not, or nothing, and its session would wait for ever."""
+    partition = redis_stage.topic(TopicProperties(partitions=3))
+    log = redis_stage.describe(partition.topic)
+    assert log is not None
+    told: list[TopicDescription | LogError | None] = []
+    redis_stage.log.describe(partition.topic, lambda found, error: told.append(found or error))
+    redis_stage.log.delete(partition.topic, log.log, lambda error: told.append(error))
+    redis_stage.until(lambda: len(told) == 2)
+
+    assert [None, None] == told

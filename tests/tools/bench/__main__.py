@@ -6,8 +6,8 @@
 # without it, `versus` this build beside another one, `durable` beside Mosquitto with sessions in its memory,
 # `durable-sizes` what durable sessions take while nothing happens, `restart` how soon a node serves that has many, and
 # `takeover` how soon a client has its durable session at another worker, or after the death of its worker, and
-# `applications` services whose messages wait in a log, in Kafka or in Redis, `stuck-member` when others have the work of
-# a service that does not acknowledge, and `inbound_cost` publishes that go through the inbound backbone.
+# `applications` services whose messages wait in a log, in Kafka or in Redis, `stuck-member` when others have the work
+# of a service that does not acknowledge, and `inbound_cost` publishes that go through the inbound backbone.
 import argparse
 import json
 import sys

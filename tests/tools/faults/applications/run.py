@@ -31,7 +31,7 @@ from tests.tools.faults.applications.plan import KAFKA_LOG, plan
 from tests.tools.faults.applications.shared import DOUBLED, LOST, Group, SharedJudge
 from tests.tools.faults.durable import plan as durable
 from tests.tools.faults.durable.client import DurableClient
-from tests.tools.faults.durable.history import Connected, Event, Message, Received, Rollback
+from tests.tools.faults.durable.history import Connected, Connecting, Event, Message, Received, Rollback
 from tests.tools.faults.durable.lanes import Lane
 from tests.tools.faults.durable.plan import Planned
 from tests.tools.faults.durable.proxy import TO_CLIENT, TO_SERVER, Proxy
@@ -361,7 +361,7 @@ class ApplicationRun(DurableRun):
         for event in self._history:
             if isinstance(event, Received) and event.qos and event.client in delivered:
                 delivered[event.client].add(event.message)
-            elif isinstance(event, Connected) and not event.present and event.client in delivered:
+            elif _begins_session(event) and event.client in delivered:
                 delivered[event.client].clear()
         if any(isinstance(event, Rollback) for event in self._history) and self._kafka is None:
             return  # the log may have lost its end
@@ -389,3 +389,10 @@ def _effect(proxy: Proxy, kind: str) -> int:
             return proxy.delayed
         case _:
             return proxy.muted
+
+
+def _begins_session(event: Event) -> bool:
+    """Whether a session begins, or may, as a CONNECT without an answer has asked for that."""
+    if isinstance(event, Connecting):
+        return event.clean
+    return isinstance(event, Connected) and not event.present
