@@ -94,8 +94,8 @@ class InboundDispatch:
 
     def _dispatch_next(self, feed: PartitionFeed, now: float, wall: float) -> bool:
         """Dispatch the next publish of *feed*, if there is one, and if it can be dispatched now."""
-        if feed.unfinished >= UNFINISHED or feed.span() >= SPAN:
-            return False
+        if (feed.unfinished >= UNFINISHED or feed.span() >= SPAN) and not feed.repeats():
+            return False  # what is dispatched again is under way already
         if self._deliveries.unfinished and self._deliveries.in_pages():
             return False
         publish = feed.next(now, wall)

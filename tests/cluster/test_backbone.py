@@ -22,6 +22,7 @@ from broker.mqtt.packets import (
     Will,
 )
 from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, SESSION_EXPIRY_INTERVAL
+from broker.protocol import inbound_dispatch
 from broker.protocol.inbound_backbone import RETRY
 from broker.protocol.publishing import Publishing
 from broker.reasons import CloseReason, DropReason, LogFailure
@@ -397,6 +398,32 @@ def test_qos_0_is_not_doubled_when_its_dispatcher_dies(start: Callable[..., Back
     for _ in range(3):
         node.settle()
     assert 5 == node.backbone(node.node[0]).statistics().left_out
+
+
+def test_what_a_dead_worker_had_is_dispatched_again_also_if_it_is_as_much_as_may_be_under_way(
+    start: Callable[..., BackboneNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is lost counts as under way: the partition would stand still for ever."""
+    monkeypatch.setattr(inbound_dispatch, "UNFINISHED", 3)
+    node = start(2)
+    first, second = node.node
+    durable_subscriber(node, second)
+    store = second.worker.links.durable_store
+    assert store is not None
+    store.commit.tick = lambda now: now + 1.0  # type: ignore[method-assign]  # it stores nothing
+    publisher = first.connect(named_for(node, 0))
+    for number in range(10):
+        publisher.send(Publish(b"t", b"%d" % number, 1, packet_id=number + 1))
+    node.settle()
+    assert 3 == node.backbone(first).statistics().unfinished
+    node.kill(second)
+    node.settle()
+    node.start(1)
+    node.settle()
+    reader = durable_subscriber(node, first)
+
+    assert reader.connack.session_present
+    assert numbers(0, 10) == read_all(node, reader)
 
 
 # What a message keeps on its way.

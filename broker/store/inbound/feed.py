@@ -177,6 +177,10 @@ class PartitionFeed(LogReader):
             return True
         return len(self._entries) > 0 and not self.ending
 
+    def repeats(self) -> bool:
+        """Whether what `next()` returns was dispatched before, and lost."""
+        return self._lost or len(self._again) > 0
+
     def quiet(self) -> bool:
         """Whether nothing is under way, or is to be dispatched now."""
         return not self.unfinished and not self.has_more()
