@@ -8,7 +8,8 @@
 # The gate of this worker's own log is not passed. Publishers fill it, and dispatching would wait behind them; what is
 # appended to logs of APPLICATION clients from here counts as what is under way.
 #
-# While a publish goes out in pages nothing else is dispatched, as its receivers would get what follows before it.
+# While a publish goes out in pages nothing else of its partition is dispatched, as its receivers would get what follows
+# before it. Other partitions go on, as other publishers would.
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -18,7 +19,7 @@ from broker.overload.gate import Gate
 from broker.overload.store_rate import StoreRate
 from broker.protocol.retaining import Retaining
 from broker.reasons import DropReason
-from broker.routing.fanout import Deliveries
+from broker.routing.fanout import Deliveries, PagedPublish
 from broker.routing.neighbour import Neighbours
 from broker.routing.route import Route
 from broker.routing.routes import Routes
@@ -66,6 +67,7 @@ class InboundDispatch:
         self._clock = clock
         self._wall = wall
         self._first = 0  # the partition that begins the next turn
+        self._wide: dict[int, PagedPublish] = {}  # the last publish that went out in pages, by partition
 
     def work(self, feeds: Mapping[int, PartitionFeed], until: float) -> bool:
         """Dispatch what *feeds* have, by partition, until the time *until*; whether more can be dispatched at once."""
@@ -96,13 +98,15 @@ class InboundDispatch:
         """Dispatch the next publish of *feed*, if there is one, and if it can be dispatched now."""
         if (feed.unfinished >= UNFINISHED or feed.span() >= SPAN) and not feed.repeats():
             return False  # what is dispatched again is under way already
-        if self._deliveries.unfinished and self._deliveries.in_pages():
+        if self._wide and not self._is_out(feed.number):
             return False
         publish = feed.next(now, wall)
         if publish is None:
             return False
         run, message = publish.run, publish.message
         completion: Completion | None = None
+        unfinished = self._deliveries.unfinished
+        before = unfinished[-1] if unfinished else None
         try:
             if run is not None:
                 if not self._dispatch_run(run, now):
@@ -113,8 +117,19 @@ class InboundDispatch:
                 completion = message.completion
         except Exception as error:  # it costs this publish
             self._failed(error)
+        latest = unfinished[-1] if unfinished else None
+        if latest is not before and isinstance(latest, PagedPublish):
+            self._wide[feed.number] = latest
         feed.passed(completion)
         self.dispatched += publish.count()
+        return True
+
+    def _is_out(self, number: int) -> bool:
+        """Whether no publish of the partition *number* is going out in pages."""
+        wide = self._wide.get(number)
+        if wide is not None and not wide.finished:
+            return False
+        self._wide.pop(number, None)
         return True
 
     def _dispatch_run(self, run: Run, now: float) -> bool:

@@ -66,6 +66,7 @@ class PagedPublish(PagedWork):
         super().__init__(origin)
         self.source = source
         self.crossed = crossed
+        self.finished = False  # all receivers have it, or it has failed
         self.completion = None if message is None else message.hold()
         self._message = message
         self._run = run
@@ -248,10 +249,6 @@ class Deliveries:
         origin.worker = origin.here
         return bool(unfinished)
 
-    def in_pages(self) -> bool:
-        """Whether a publish has not reached all of its receivers, as it goes out in pages."""
-        return any(isinstance(work, PagedPublish) for work in self.unfinished)
-
     def topics_in_pages(self) -> set[bytes]:
         """The topics of the messages of QoS 1 and 2 that have not reached all of their receivers."""
         topics = {work.topic() for work in self.unfinished if isinstance(work, PagedPublish)}
@@ -270,6 +267,7 @@ class Deliveries:
         if not isinstance(work, PagedPublish):
             return None
         self.unfinished.popleft()
+        work.finished = True
         source = work.source
         if source is not None and work.crossed:
             self._source_pause.resume(source)
@@ -297,6 +295,7 @@ class Deliveries:
 
     def _finish(self, publish: PagedPublish) -> None:
         """Count the fan-out itself as done, and read its source again."""
+        publish.finished = True
         if publish.completion is not None:
             publish.completion.settle(self._clock())
         if publish.source is not None:

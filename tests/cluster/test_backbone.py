@@ -543,6 +543,30 @@ def test_a_wide_publish_is_delivered_before_what_follows_it(start: Callable[...,
     assert numbers(0, 6) == read_all(node, last)
 
 
+def test_a_wide_publish_holds_up_no_other_publishers(start: Callable[..., BackboneNode]) -> None:
+    """A client that publishes to many would have the messages of all others wait."""
+    node = start(1)
+    worker = node.node[0]
+    readers = [worker.connect(f"reader{number}") for number in range(PAGE + 10)]
+    for reader in readers:
+        reader.send(Subscribe(1, [Wanted(b"wide", 1)]))
+    other = subscriber(node, worker, b"narrow", client_id="other")
+    readers[-1].receive()
+    deliveries = worker.hub._deliveries
+    work, deliveries.work = deliveries.work, lambda until: False  # no page goes out
+    wide, narrow = (worker.connect(named_for(node, partition)) for partition in (0, 1))
+    wide.send(Publish(b"wide", b"1", 1, packet_id=1))
+    node.settle()
+    wide.send(Publish(b"narrow", b"2", 1, packet_id=2))
+    narrow.send(Publish(b"narrow", b"3", 1, packet_id=1))
+    assert [b"3"] == read_all(node, other)
+    assert [] == payloads(readers[-1])
+    deliveries.work = work
+
+    assert [b"2"] == read_all(node, other)
+    assert [b"1"] == read_all(node, readers[-1])
+
+
 def test_a_receiver_that_moves_to_another_worker_by_force_loses_nothing(start: Callable[..., BackboneNode]) -> None:
     """What its former worker had not stored would be passed, as its publishers were answered long ago."""
     node = start(3)
