@@ -151,7 +151,8 @@ class InboundBackbone:
             self._ask()
         else:
             ends = list(description.next)
-            self._positions.begin([Position(end) for end in ends], partial(self._begun, ends))
+            positions = {number: Position(end) for number, end in enumerate(ends)}
+            self._positions.begin(positions, partial(self._begun, ends))
 
     def _begun(self, ends: list[int], failure: StoreFailure | None) -> None:
         if failure is not None:
@@ -175,6 +176,14 @@ class InboundBackbone:
         if description is not None:
             for partition, end in zip(self.log.partitions, description.next, strict=False):
                 partition.end = end
+            self._begin_without_position(list(description.next))
+
+    def _begin_without_position(self, ends: list[int]) -> None:
+        """Have partitions whose positions Redis has lost go on at the end of the log, which is at *ends*."""
+        numbers = [number for number in self._ownership.without_position(self._clock()) if number < len(ends)]
+        if numbers:
+            self._lines.error("backbone_positions_lost", topic=self.log.topic, partitions=len(numbers))
+            self._positions.begin({number: Position(ends[number]) for number in numbers}, _ignore)
 
     # How far behind.
 
@@ -228,3 +237,7 @@ class InboundBackbone:
             end = max(feed.read_to, self.log.partitions[feed.number].end)
             found.behind += max(0, end - feed.position.offset)
         return found
+
+
+def _ignore(failure: StoreFailure | None) -> None:
+    """What has not begun is found again at the next look."""

@@ -6,6 +6,11 @@
 # Rendezvous hashing was rejected: it moves no more partitions, but of 16 one of two workers may have 11.
 #
 # Positions are saved some times a second. What may not be dispatched before it is saved (feed.py) is saved at once.
+#
+# If Redis does not answer, it may have carried out the command, or may do so later. So a partition whose claim was not
+# answered is claimed until it is known whose it is, and given up then if another worker is to have it: else that worker
+# would wait for this one for ever. And a partition that may have been given up is never dispatched again from what was
+# read before, as another worker may dispatch it.
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
@@ -19,11 +24,11 @@ from broker.store.logs.port import LogLink
 from broker.worker_id import WorkerId
 
 LOOK: Final = 0.1  # seconds between two looks at who dispatches what
-SAVE: Final = (
-    0.05  # seconds between two times that positions are saved; what they do not say yet comes twice after a crash
-)
+SAVE: Final = 0.05  # seconds between two saves of positions; what is done behind them comes again after a crash
 PAUSE: Final = 0.1  # seconds until positions are saved again, after a failure
-PATIENCE: Final = 1.0  # seconds for what is under way to be done, before a partition is not given up
+# Seconds for what is under way to be done, before a partition is not given up; and for an owner to save again what
+# Redis has lost.
+PATIENCE: Final = 1.0
 RETRY: Final = 10.0  # seconds until that is tried again
 
 
@@ -64,9 +69,13 @@ class PartitionOwnership:
         self._save_at = 0.0
         self._leaving = False  # all partitions are to be given up
         self._saving = False
+        self._connections = positions.connections()  # to Redis, when all was saved
         self._failed = False  # what was to be saved last is not
         self._claiming = False
+        self._unanswered: set[int] = set()  # partitions that may be this worker's: their claims were not answered
+        self._unknown: dict[int, float] = {}  # partitions of which Redis has no position, and since when
         self._ending: dict[int, float] = {}  # partitions that are to be given up, and since when
+        self._given_up: set[int] = set()  # those of which Redis was told so
         self._kept: dict[int, float] = {}  # those that could not be given up, and until when
 
     def tick(self, now: float) -> float:
@@ -98,16 +107,24 @@ class PartitionOwnership:
                 wanted.append(number)
             else:
                 self._keep(feed)
+        self.unclaimed_since = min(self.unclaimed_since, now) if wanted else inf
+        wanted += [number for number in self._unanswered if number not in wanted]
         if not wanted:
-            self.unclaimed_since = inf
-            return
-        self.unclaimed_since = min(self.unclaimed_since, now)
-        if not self._claiming:
+            self._unknown.clear()
+        if wanted and not self._claiming:
             self._claiming = True
-            self._positions.claim(wanted, others, self._claimed)
+            self._positions.claim(wanted, others, partial(self._claimed, wanted))
 
-    def _claimed(self, claimed: list[SavedPosition], failure: StoreFailure | None) -> None:
+    def _claimed(
+        self, wanted: list[int], claimed: list[SavedPosition], unknown: list[int], failure: StoreFailure | None
+    ) -> None:
         self._claiming = False
+        if failure is None:
+            self._unanswered.difference_update(wanted)
+            now = self._clock()
+            self._unknown = {number: self._unknown.get(number, now) for number in unknown}
+        else:
+            self._unanswered.update(wanted)
         for one in claimed:
             if one.number not in self.feeds:
                 feed = PartitionFeed(one.number, one.position, one.begun, self._arrived)
@@ -115,6 +132,10 @@ class PartitionOwnership:
                 feed.reading = self._link.read(self._topic, one.number, one.position, feed)
         if claimed:
             self._log.info("backbone_partitions_taken", partitions=len(claimed), all=len(self.feeds))
+
+    def without_position(self, now: float) -> list[int]:
+        """The partitions of which Redis has had no position for a while, and which nobody here can claim."""
+        return [number for number, since in self._unknown.items() if now - since > PATIENCE]
 
     def _give_up(self, feed: PartitionFeed, now: float) -> None:
         number = feed.number
@@ -128,8 +149,8 @@ class PartitionOwnership:
             self._keep(feed)
 
     def _keep(self, feed: PartitionFeed) -> None:
-        """Go on with *feed*, unless it is just being given up."""
-        if feed.ending and not self._saving:
+        """Go on with *feed*, unless it may have been given up."""
+        if feed.ending and feed.number not in self._given_up:
             feed.ending = False
             self._ending.pop(feed.number, None)
             self._arrived()
@@ -140,6 +161,11 @@ class PartitionOwnership:
         """Save positions, if it is time, or if something must not wait for that; when it will be time."""
         if self._saving:
             return inf
+        connections = self._positions.connections()
+        if connections != self._connections:
+            self._connections = connections
+            for feed in self.feeds.values():
+                feed.changed = True
         due: list[PartitionFeed] = []
         urgent = False
         for feed in self.feeds.values():
@@ -156,7 +182,10 @@ class PartitionOwnership:
         saved: list[SavedPosition] = []
         for feed in due:
             feed.changed = False
-            saved.append(SavedPosition(feed.number, feed.position, feed.begun, feed.ending and feed.quiet()))
+            given_up = feed.ending and feed.quiet()
+            if given_up:
+                self._given_up.add(feed.number)
+            saved.append(SavedPosition(feed.number, feed.position, feed.begun, given_up))
         self._positions.save(saved, partial(self._saved, due, saved))
         return inf
 
@@ -177,10 +206,11 @@ class PartitionOwnership:
             elif one.given_up:
                 self._drop(feed)
             elif one.begun > feed.confirmed:
-                feed.confirmed = one.begun
+                feed.confirmed = min(one.begun, feed.begun)  # which is less if the topic was made anew meanwhile
                 self._arrived()
 
     def _drop(self, feed: PartitionFeed) -> None:
         self._ending.pop(feed.number, None)
+        self._given_up.discard(feed.number)
         del self.feeds[feed.number]
         feed.stop()

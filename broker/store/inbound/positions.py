@@ -4,10 +4,12 @@
 # has ended: a process that the supervisor has killed sends nothing any more, and what it had sent to Redis before is
 # stored only if it comes before the claim of the next owner. So there is no time at which two workers dispatch.
 #
-# If Redis has lost what it had, an owner learns that it is none any more with the next thing that it saves, and claims
-# again. Kafka has positions for groups as well, but forgets those of a group that was idle for a week, and knows not
+# If Redis has lost what it had, an owner saves its partitions as if nothing had happened, and does so with each new
+# connection. What nobody owned then has no position any more, and nobody can claim it before it gets one.
+#
+# Kafka has positions for groups as well, but forgets those of a group that was idle for a week, and knows not
 # which packs of a partition were read (store/logs/records.py).
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Final
 
@@ -33,7 +35,7 @@ class SavedPosition:
 
 
 Begun = Callable[[StoreFailure | None], None]
-Claimed = Callable[[list[SavedPosition], StoreFailure | None], None]
+Claimed = Callable[[list[SavedPosition], list[int], StoreFailure | None], None]
 Saved = Callable[[list[int], StoreFailure | None], None]
 
 
@@ -47,28 +49,36 @@ class PartitionPositions:
         self._clock = clock
         self._script_sent = -1  # `times_ready` when the script was sent last
 
-    def begin(self, positions: Sequence[Position], then: Begun) -> None:
-        """Have partitions that the node has never dispatched begin at *positions*, those of all from 0 on."""
+    def connections(self) -> int:
+        """How many connections to Redis there were: each may be to a server that has lost what was saved."""
+        return self._commands.times_ready
+
+    def begin(self, positions: Mapping[int, Position], then: Begun) -> None:
+        """Have partitions that the node has never dispatched begin at *positions*, by their numbers."""
+        words: list[str | bytes | int] = ["begin"]
+        for number, position in positions.items():
+            words += [number, position.encode()]
 
         def answered(reply: object, failure: StoreFailure | None) -> None:
             then(failure)
 
-        self._call(["begin", *[position.encode() for position in positions]], answered)
+        self._call(words, answered)
 
     def claim(self, numbers: Sequence[int], living: Sequence[WorkerId], then: Claimed) -> None:
         """Become the owner of the partitions *numbers*, unless others of the node, who are *living*, own them.
 
-        *then* is told those that this worker owns now, and how far they have come.
+        *then* is told those that this worker owns now, and how far they have come; and those without a position.
         """
 
         def answered(reply: object, failure: StoreFailure | None) -> None:
             found: list[SavedPosition] = []
+            unknown: list[int] = []
             if failure is None:
                 try:
-                    found = _read_claims(numbers, reply)
+                    found, unknown = _read_claims(numbers, reply)
                 except ValueError:
                     failure = StoreFailure.MALFORMED_REPLY
-            then(found, failure)
+            then(found, unknown, failure)
 
         others = [worker.incarnation_text for worker in living]
         self._call(["claim", self._me, len(others), *others, *numbers], answered)
@@ -103,15 +113,18 @@ class PartitionPositions:
         self._commands.submit(CallbackCommand(command, TIMEOUT, answered), self._clock())
 
 
-def _read_claims(numbers: Sequence[int], reply: object) -> list[SavedPosition]:
-    """ValueError."""
+def _read_claims(numbers: Sequence[int], reply: object) -> tuple[list[SavedPosition], list[int]]:
+    """(what is owned now, what has no position). ValueError."""
     if not isinstance(reply, list) or len(reply) != len(numbers):
         raise ValueError("not a list of claims")
     found: list[SavedPosition] = []
+    unknown: list[int] = []
     for number, claim in zip(numbers, reply, strict=True):
         if isinstance(claim, list) and len(claim) == 2:
             found.append(SavedPosition(number, Position.decode(claim[0]), int(claim[1])))
-    return found
+        elif isinstance(claim, list) and len(claim) == 1:
+            unknown.append(number)
+    return found, unknown
 
 
 def _read_numbers(reply: object) -> list[int]:

@@ -4,6 +4,7 @@ from typing import Final
 
 import pytest
 
+from broker.reasons import StoreFailure
 from broker.store.inbound.feed import PartitionFeed
 from broker.store.inbound.ownership import PATIENCE, RETRY, PartitionOwnership, home_of
 from broker.store.inbound.positions import PartitionPositions, SavedPosition
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.system, pytest.mark.interpreted]  # real servers
 
 PARTITIONS: Final = 4
 KEY: Final = b"weir:backbone:t:node"
+ENDS: Final = {number: Position(10 + number) for number in range(PARTITIONS)}
 
 
 class Reading:
@@ -57,7 +59,8 @@ class Shard:
         self.link = ReadingLink()
         self.positions = PartitionPositions(self.commands, KEY, self.worker, loop.now)
         self.lives = True
-        self._workers = workers
+        self.redis = redis
+        self.workers = workers
         self.ownership = PartitionOwnership(
             self.link,
             TOPIC,
@@ -65,7 +68,7 @@ class Shard:
             self.positions,
             self.worker,
             2,
-            lambda: [one.worker for one in self._workers if one is not self and one.lives],
+            lambda: [one.worker for one in self.workers if one is not self and one.lives],
             lambda: None,
             loop.now,
             loop.log,
@@ -83,6 +86,16 @@ class Shard:
         self.lives = False
         self.loop.ticking.remove(self.ownership)
 
+    def forget(self) -> None:
+        """Have Redis lose all that it has."""
+        with self.redis.client() as client:
+            client.flushall()
+
+    def has_position(self, number: int) -> bool:
+        """Whether Redis has a position of the partition."""
+        with self.redis.client() as client:
+            return bool(client.hexists(KEY.decode(), f"position/{number}"))
+
     def numbers(self) -> list[int]:
         return sorted(self.ownership.feeds)
 
@@ -98,10 +111,10 @@ def shards(loop: Loop, start_redis: Callable[..., RunningRedis]) -> Iterator[Cal
     def start(shard: int, incarnation: int) -> Shard:
         made = Shard(loop, redis, shard, incarnation, workers)
         begun: list[object] = []
-        made.positions.begin([Position(10 + number) for number in range(PARTITIONS)], begun.append)
+        made.positions.begin(ENDS, begun.append)
         loop.until(lambda: bool(begun))
         if begun != [None]:  # the server did not know the script
-            made.positions.begin([Position(10 + number) for number in range(PARTITIONS)], begun.append)
+            made.positions.begin(ENDS, begun.append)
             loop.until(lambda: len(begun) == 2)
         made.dispatch()
         return made
@@ -175,12 +188,12 @@ def test_what_is_under_way_keeps_a_partition_for_a_while(loop: Loop, shards: Cal
 
 
 def test_who_has_lost_a_partition_stops(loop: Loop, shards: Callable[[int, int], Shard]) -> None:
-    """When Redis has lost its data, two workers could dispatch the same publishes for ever."""
+    """When the data of Redis are older again, two workers could dispatch the same publishes for ever."""
     one = shards(0, 1)
     loop.until(lambda: [0, 1, 2, 3] == one.numbers())
     other = PartitionPositions(one.commands, KEY, WorkerId("node", 5, 9), loop.now)
     taken: list[list[SavedPosition]] = []
-    other.claim([2], [], lambda found, failure: taken.append(found))
+    other.claim([2], [], lambda found, unknown, failure: taken.append(found))
     loop.until(lambda: bool(taken))
     lost = one.feed(2)
     lost.changed = True
@@ -201,8 +214,6 @@ def test_what_could_not_be_saved_is_saved_later(
 
     def refuse(command, now):  # type: ignore[no-untyped-def]  # as submit()
         failed.append(True)
-        from broker.reasons import StoreFailure
-
         command.failed(StoreFailure.LOST, "", now)
 
     one.commands.submit = refuse  # type: ignore[method-assign]
@@ -211,3 +222,97 @@ def test_what_could_not_be_saved_is_saved_later(
     assert feed.changed and 60 != feed.confirmed
     one.commands.submit = submit  # type: ignore[method-assign]
     loop.until(lambda: 60 == feed.confirmed)
+
+
+# When Redis does not answer, or has lost its data.
+
+
+def unanswered(shard: Shard) -> Callable[[], None]:
+    """Redis does what *shard* claims and saves, and its answers are lost, until what is returned is called."""
+    positions = shard.positions
+    claim, save = positions.claim, positions.save
+    positions.claim = lambda numbers, living, then: claim(  # type: ignore[method-assign]
+        numbers, living, lambda found, unknown, failure: then([], [], StoreFailure.TIMEOUT)
+    )
+    positions.save = lambda positions, then: save(  # type: ignore[method-assign]
+        positions, lambda lost, failure: then([], StoreFailure.TIMEOUT)
+    )
+
+    def end() -> None:
+        positions.claim, positions.save = claim, save  # type: ignore[method-assign]
+
+    return end
+
+
+def test_a_claim_that_was_not_answered_takes_no_partition_from_its_home(
+    loop: Loop, shards: Callable[[int, int], Shard]
+) -> None:
+    """The worker that follows the dead one would wait for it for ever, as it knows nothing of its partitions."""
+    one, two = shards(0, 1), shards(1, 2)
+    loop.until(lambda: [0, 2] == one.numbers() and [1, 3] == two.numbers())
+    answer = unanswered(one)
+    two.die()
+    loop.until(lambda: {1, 3} == one.ownership._unanswered)
+    three = shards(1, 3)
+    answer()
+
+    loop.until(lambda: [0, 2] == one.numbers() and [1, 3] == three.numbers())
+
+
+def test_what_may_have_been_given_up_is_not_dispatched_any_more(
+    loop: Loop, shards: Callable[[int, int], Shard]
+) -> None:
+    """Two workers would dispatch the same publishes, QoS 0 among them."""
+    one = shards(0, 1)
+    loop.until(lambda: [0, 1, 2, 3] == one.numbers())
+    given_up = one.feed(1)
+    answer = unanswered(one)
+    two = shards(1, 2)
+    loop.until(lambda: [1, 3] == two.numbers())
+    feed = two.feed(1)
+    feed.position.offset, feed.changed = 50, True
+    loop.until(lambda: not feed.changed and not two.ownership._saving)
+    two.die()
+    loop.for_seconds(0.3)
+    assert given_up is one.feed(1) and given_up.ending
+    answer()
+    loop.until(lambda: one.ownership.feeds.get(1) not in (None, given_up))
+
+    assert 50 == one.feed(1).position.offset
+    assert [1, 3] == sorted(int(str(each["partition"])) for each in loop.log.named("backbone_partition_lost"))
+
+
+def test_an_owner_saves_again_what_redis_has_lost(loop: Loop, shards: Callable[[int, int], Shard]) -> None:
+    """It would own nothing any more, and nobody could claim what has no position: nothing would be dispatched again."""
+    one = shards(0, 1)
+    loop.until(lambda: [0, 1, 2, 3] == one.numbers())
+    feed = one.feed(1)
+    feed.position.offset, feed.begun, feed.changed = 50, 60, True
+    loop.until(lambda: 60 == feed.confirmed and not one.ownership._saving)
+    one.forget()
+    one.commands.times_ready += 1  # as after a reconnect
+    loop.until(lambda: one.has_position(1))
+    assert feed is one.feed(1)
+    one.die()
+    two = shards(1, 2)
+    loop.until(lambda: [0, 1, 2, 3] == two.numbers())
+
+    assert (50, 60) == (two.feed(1).position.offset, two.feed(1).begun)
+
+
+def test_what_has_no_position_and_no_owner_is_told(loop: Loop, shards: Callable[[int, int], Shard]) -> None:
+    """Nobody could claim it, and its publishes would wait for ever."""
+    one = shards(0, 1)
+    loop.until(lambda: [0, 1, 2, 3] == one.numbers())
+    one.die()
+    one.forget()
+    two = Shard(loop, one.redis, 1, 2, one.workers)
+    two.dispatch()
+    loop.until(lambda: [0, 1, 2, 3] == sorted(two.ownership._unknown))
+    assert [] == two.ownership.without_position(loop.now())
+    assert [0, 1, 2, 3] == sorted(two.ownership.without_position(loop.now() + 2 * PATIENCE))
+    two.positions.begin({2: Position(7)}, lambda failure: None)
+    loop.until(lambda: [2] == two.numbers())
+
+    assert 7 == two.feed(2).position.offset
+    assert [0, 1, 3] == sorted(two.ownership.without_position(loop.now() + 2 * PATIENCE))
