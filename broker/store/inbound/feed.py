@@ -7,7 +7,8 @@
 # its place in a pack, so it is stored once.
 #
 # A publish of QoS 0 is dispatched once at most. So before a record with such publishes is dispatched, its offset is
-# saved as begun; who goes on from an earlier position leaves out the QoS 0 of records up to there.
+# saved as begun; who goes on from an earlier position leaves out the QoS 0 of records up to there. Records of a topic
+# that was deleted and made anew need no such care, as nobody can read them again.
 #
 # If a receiver may have lost a publish, all from there on that are not done are dispatched again, in order, ahead of
 # what follows. A client whose publishes had not been answered would send the same ones again: the queues of receivers
@@ -40,6 +41,7 @@ class RecordUnderWay:
     def __init__(self, record: Record | None, following: int) -> None:
         self.record: Final = record
         self.following: Final = following
+        self.former = False  # it was read of a topic of this name that does not exist any more
         self.dispatched = record is None  # as a whole
         self.waiting: dict[Dispatched, None] = {}  # publishes that are not done, in order
 
@@ -106,6 +108,8 @@ class PartitionFeed(LogReader):
         if offset < expected:  # the topic was made anew
             self.begun = self.confirmed = self._unrepeatable = 0
             self.changed = True
+            for entry in self._entries:
+                entry.former = True
         self._read(RecordUnderWay(None, offset))
 
     def damaged(self, offset: int, record: bytes, why: str, now: float) -> None:
@@ -254,7 +258,7 @@ class PartitionFeed(LogReader):
             return False
         entry = entries[0]
         record = entry.record
-        if record is not None and record.offset >= self.confirmed and _has_unrepeated(record):
+        if record is not None and not entry.former and record.offset >= self.confirmed and _has_unrepeated(record):
             if self.begun < self.read_to:  # together with all that was read behind it
                 self.begun = self.read_to
                 self.changed = True

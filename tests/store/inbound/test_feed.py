@@ -349,6 +349,19 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning() -> None:
     assert 1 == stage.offset()
 
 
+def test_what_was_read_of_a_topic_that_is_gone_is_dispatched_before_the_new_one() -> None:
+    """Its offsets are none of the new topic: QoS 0 would wait until that had as many records, and all behind it."""
+    stage = Stage(begun=0, position=Position(500))
+    stage.give(500, numbered(b"1", qos=0))
+    stage.feed.jumped(501, 0, NOW)
+    stage.give(0, numbered(b"2", qos=0))
+
+    assert [b"1"] == stage.dispatch()
+    stage.feed.confirmed = stage.feed.begun
+    assert (1, [b"2"]) == (stage.feed.begun, stage.dispatch())
+    assert 1 == stage.offset()
+
+
 def test_it_says_what_waits_and_why_nothing_is_read() -> None:
     """Nobody could say how far behind the node is."""
     stage = Stage()
