@@ -10,8 +10,9 @@
 # acknowledged could be passed over. Nothing is dispatched before this worker serves clients, as stored sessions have
 # to be here.
 #
-# The lag is the age of the oldest publish that waits to be dispatched here. It is a signal of the level, under one name
-# in the whole node: whatever a client publishes may have to wait for any worker.
+# The lag is the age of the oldest publish that waits to be dispatched here. What waits in partitions that this worker
+# should dispatch, and cannot read yet, is not known: it is taken to be as old as that state. The lag is a signal of the
+# level, under one name in the whole node: whatever a client publishes may have to wait for any worker.
 from collections.abc import Callable
 from functools import partial
 from math import inf
@@ -75,6 +76,7 @@ class InboundBackbone:
         self._wall = wall
         self._lines = lines
         self._serving = False
+        self._serves_since = inf
         self._trouble = ""  # why the topic cannot be used
         self._asking = False
         self._ask_at = 0.0
@@ -89,6 +91,7 @@ class InboundBackbone:
     def serve(self) -> None:
         """This worker serves clients from now on, and may dispatch."""
         self._serving = True
+        self._serves_since = self._clock()
 
     def busy(self) -> bool:
         """Whether `work()` may have something to do."""
@@ -111,14 +114,14 @@ class InboundBackbone:
         """
         if self.log.has_work():
             self.log.flush(now)
-        if not self.log.open:
-            if now >= self._ask_at and not self._asking:
-                self._ask()
-            return inf if self._asking else self._ask_at
-        due = self._ownership.tick(now) if self._serving else inf
         if now >= self._measure_at:
             self._measure_at = now + MEASURE
             self._measure(now)
+        if not self.log.open:
+            if now >= self._ask_at and not self._asking:
+                self._ask()
+            return self._measure_at if self._asking else min(self._ask_at, self._measure_at)
+        due = self._ownership.tick(now) if self._serving else inf
         if now >= self._look_at and not self._asking:
             self._look_at = now + LOOK
             self._asking = True
@@ -189,7 +192,7 @@ class InboundBackbone:
 
     def _measure(self, now: float) -> None:
         wall = self._wall()
-        lag = max(0.0, now - self._ownership.unclaimed_since)
+        lag = max(0.0, now - (self._ownership.unclaimed_since if self.log.open else self._serves_since))
         for feed in self._ownership.feeds.values():
             oldest = feed.oldest()
             if oldest:

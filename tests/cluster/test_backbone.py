@@ -635,6 +635,24 @@ def test_the_lag_is_a_signal_of_the_level(start: Callable[..., BackboneNode]) ->
     assert "weir backbone lag" in worker.protection.resources.names(gate.needs)
 
 
+def test_a_worker_that_cannot_begin_is_behind(start_redis: StartRedis) -> None:
+    """Partitions would wait for it, and the lag of the node be 0."""
+    node = BackboneNode(start_redis(), 1)
+    worker = node.node[0]
+    node.failure = LogError(LogFailure.OTHER_TOPIC, "it has partitions: 3, and not 4")
+    node.settle()
+    worker.advance(7.0)
+    node.settle()
+    assert 7.0 < node.backbone(worker).statistics().lag < 10.0
+    assert node.backbone(worker).statistics().lag == worker.protection.signals.named("backbone").measured
+    node.failure = None
+    worker.advance(RETRY)
+    node.settle()
+
+    assert 0.0 == node.backbone(worker).statistics().lag
+    node.node.close()
+
+
 def test_without_a_backbone_publishing_is_as_it_was(start_node: Callable[..., Node]) -> None:
     """Whoever does not want it would pay for it."""
     worker = start_node(1)[0]
