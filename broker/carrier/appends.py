@@ -32,7 +32,8 @@ RECORD_BYTES: Final = 512 * 1024  # of a record, unless one pack is larger; Kafk
 FIRST_PAUSE: Final = 0.05  # seconds until a record is sent again; it doubles
 LONGEST_PAUSE: Final = 1.0
 
-# Failures that a log which is well answers with, for one partition.
+# Failures that a log which is well answers with, for one partition. If several partitions fail so, and none has stored
+# anything for WELL seconds, it is the log that fails: it may have too few replicas of everything.
 OF_PARTITION: Final = (
     LogFailure.UNKNOWN_TOPIC,
     LogFailure.OTHER_TOPIC,
@@ -40,6 +41,7 @@ OF_PARTITION: Final = (
     LogFailure.NO_LEADER,
     LogFailure.TOO_FEW_REPLICAS,
 )
+WELL: Final = 5.0
 
 Done = Callable[[int, LogError | None], None]
 
@@ -81,6 +83,9 @@ class Appends:
         self._queues: dict[Partition, _Queue] = {}
         self._dirty: list[_Queue] = []  # that have packs, and no record
         self._failing: dict[Partition, _Queue] = {}  # whose record waits to be sent again
+        self._own: set[Partition] = set()  # of these, the ones with a failure OF_PARTITION
+        self._stored_at = clock()  # when a record was stored last
+        self._well = True  # the log, as far as is known
         self._due = inf  # when the first of them is
         self._number = 0
 
@@ -125,6 +130,7 @@ class Appends:
         if queue is not None and queue.number == number:
             self._statistics.stored += queue.packs
             self._statistics.stored_records += 1
+            self._stored_at = self._clock()
             self._recovered(queue)
             self._end_record(queue, offset, None)
 
@@ -158,9 +164,22 @@ class Appends:
         self._failing[partition] = queue
         statistics.failing[partition] = str(error)
         if error.failure in OF_PARTITION:
-            statistics.alone.add(partition)
+            self._own.add(partition)
         else:
+            self._own.discard(partition)
             statistics.alone.discard(partition)
+        self._judge()
+        if self._well and partition in self._own:
+            statistics.alone.add(partition)
+
+    def _judge(self) -> None:
+        """Look whether the log is well, so that partitions with failures of their own fail alone."""
+        well = len(self._own) == 1 or self._clock() - self._stored_at < WELL
+        if well != self._well:
+            self._well = well
+            self._statistics.alone.clear()
+            if well:
+                self._statistics.alone |= self._own
 
     def drop(self, topic: str, error: LogError) -> None:
         """Give up all that waits for *topic*, which will not be there again."""
@@ -231,4 +250,7 @@ class Appends:
         queue.pause = 0.0
         if self._failing.pop(queue.partition, None) is not None:
             del self._statistics.failing[queue.partition]
+            self._own.discard(queue.partition)
             self._statistics.alone.discard(queue.partition)
+        if self._failing:
+            self._judge()

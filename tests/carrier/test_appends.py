@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from broker.carrier.appends import COPIES, FIRST_PAUSE, LONGEST_PAUSE, PACK_BYTES, QUEUE_BYTES, Appends
+from broker.carrier.appends import COPIES, FIRST_PAUSE, LONGEST_PAUSE, PACK_BYTES, QUEUE_BYTES, WELL, Appends
 from broker.carrier.log import LogStatistics
 from broker.reasons import LogFailure
 from broker.store.logs.records import OVERHEAD, START, Pack, decode
@@ -303,3 +303,34 @@ def test_a_partition_that_fails_while_the_log_answers_is_told_from_a_log_that_is
     sent.stored(TWO, 5)
 
     assert (set(), {}) == (alone, sent.statistics.failing)
+
+
+def test_partitions_that_all_fail_do_not_fail_alone() -> None:
+    """If a whole log has too few replicas, only its bytes would close its gate, and no level rise."""
+    sent = Sent()
+    few = LogError(LogFailure.TOO_FEW_REPLICAS, "")
+    three = Partition("three")
+    alone = sent.statistics.alone
+    for partition in (ONE, TWO, three):
+        sent.append(partition, 1)
+    sent.appends.flush()
+    sent.failed(ONE, few)
+    sent.failed(TWO, few)
+    assert {ONE, TWO} == alone  # the log may just have stored something
+    sent.now += WELL
+    sent.appends.tick(sent.now)
+    sent.failed(ONE, few)
+    assert set() == alone
+    sent.failed(TWO, few)
+    assert set() == alone
+    sent.stored(three, 5)
+    assert {ONE, TWO} == alone
+    sent.now += WELL
+    sent.appends.tick(sent.now)
+    sent.failed(ONE, few)
+    sent.stored(TWO, 5)
+    sent.now += WELL
+    sent.appends.tick(sent.now)
+    sent.failed(ONE, few)
+
+    assert {ONE} == alone  # whatever else there is, nothing says that it fails
