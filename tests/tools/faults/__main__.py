@@ -1,12 +1,14 @@
 # python -m tests.tools.faults --runs 50 [--seed N] [--workers 3] [--faults 6]: the long run. --seed repeats one.
 # python -m tests.tools.faults durable --faults 1000 [--seed N]: the same for sessions that are stored.
 # python -m tests.tools.faults applications --faults 200 [--seed N]: the same for APPLICATION clients and their logs.
+# python -m tests.tools.faults backbone --faults 200 [--seed N]: the same for the inbound backbone.
 import argparse
 import sys
 import tempfile
 from pathlib import Path
 
 from tests.tools.faults.applications import __main__ as applications
+from tests.tools.faults.backbone import __main__ as backbone
 from tests.tools.faults.durable import __main__ as durable
 from tests.tools.faults.run import Outcome, Run, random_seed
 
@@ -34,6 +36,8 @@ def main() -> int:
         return durable.main(sys.argv[2:])
     if sys.argv[1:2] == ["applications"]:
         return applications.main(sys.argv[2:])
+    if sys.argv[1:2] == ["backbone"]:
+        return backbone.main(sys.argv[2:])
     arguments = options().parse_args()
     first = random_seed() if arguments.seed is None else arguments.seed
     failed = 0

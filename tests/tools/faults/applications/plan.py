@@ -48,13 +48,18 @@ def plan(
     random: Random, log: str, server: str, durability: str, workers: int, faults: int, brisk: bool
 ) -> list[Planned]:
     """*server*, *durability*: of Redis. *brisk*: see `durable.plan()`."""
-    weights = {**durable.ANYWHERE, **OF_CARRIER}
-    if log == KAFKA_LOG:
-        weights |= OF_KAFKA | AT_KAFKA
-    if server == durable.BEHIND_PROXY:
-        weights |= durable.AT_THE_PROXY
-        if durability != POWER:  # nobody syncs the files of that server
-            del weights[durable.CUT_POWER]
     first = list(certain(log))
     random.shuffle(first)
-    return draw(random, weights, workers, faults, brisk, first)
+    return draw(random, weights(log, server, durability), workers, faults, brisk, first)
+
+
+def weights(log: str, server: str, durability: str) -> dict[str, int]:
+    """How often each kind of fault is drawn."""
+    found = {**durable.ANYWHERE, **OF_CARRIER}
+    if log == KAFKA_LOG:
+        found |= OF_KAFKA | AT_KAFKA
+    if server == durable.BEHIND_PROXY:
+        found |= durable.AT_THE_PROXY
+        if durability != POWER:  # nobody syncs the files of that server
+            del found[durable.CUT_POWER]
+    return found

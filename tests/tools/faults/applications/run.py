@@ -253,13 +253,17 @@ class ApplicationRun(DurableRun):
     def _sample(self) -> None:
         """Take a snapshot of one APPLICATION session for which something must be stored, if one of some has that."""
         for one in self._random.sample(self._applications, TRIED):
-            unfinished = self._checker.unfinished(one.client_id)
+            unfinished = self._unfinished(one)
             if unfinished:
                 with self._ask_redis(SNAPSHOT_PATIENCE) as server:
                     snapshot = take_snapshot(server, self._clients.at(), one.client_id, unfinished)
                 if snapshot is not None:
                     self._snapshots.append(snapshot)
                 return
+
+    def _unfinished(self, one: DurableClient) -> list[Message]:
+        """What must be stored for the session of *one*, or be on its way to its log."""
+        return self._checker.unfinished(one.client_id)
 
     def _note(self, event: Event) -> None:
         super()._note(event)

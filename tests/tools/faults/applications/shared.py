@@ -1,5 +1,5 @@
-# The judge of groups of APPLICATION clients: of what was acknowledged, some member of each group got each message, and
-# at QoS 2 one member got it, once.
+# The judge of groups of clients whose sessions last: of what was acknowledged, some member of each group got each
+# message, and at QoS 2 one member got it, once.
 #
 # Members never start clean, so what a group is owed is what was published behind the first SUBACK of any of them. What
 # has an expiry is owed to nobody. After a loss of power nothing is judged: a group may have begun anew.
@@ -20,18 +20,24 @@ class Group:
 
     start: str
     members: Sequence[str]
+    once: bool = True  # no two members get the same message of QoS 2: what they get is of QoS 2
     began: int | None = None  # the place of the first SUBACK in the history
     got: dict[Message, set[str]] = field(default_factory=lambda: defaultdict(set))  # who got each message
 
 
 class SharedJudge:
     def __init__(self, groups: Mapping[str, Group]) -> None:
-        self.groups: Final = groups
+        self.groups: Final = dict(groups)
         self.owed: dict[Message, tuple[str, int, int]] = {}  # topic, QoS, place of those that were acknowledged
         self.rolled_back = False
         self._sent: dict[Message, tuple[str, int, int]] = {}
         self._place = 0
         self._group_of = {member: group for group in groups.values() for member in group.members}
+
+    def add(self, name: str, group: Group) -> None:
+        """Judge *group* as well, from now on."""
+        self.groups[name] = group
+        self._group_of |= dict.fromkeys(group.members, group)
 
     def take(self, event: Event) -> None:
         self._place += 1
@@ -68,6 +74,7 @@ class SharedJudge:
         return [
             (name, message, sorted(members))
             for name, group in self.groups.items()
+            if group.once
             for message, members in group.got.items()
             if len(members) > 1 and self._sent.get(message, ("", 0, 0))[1] == 2
         ]

@@ -25,7 +25,10 @@
 # A session with a CONNACK and no SUBACK yet may be lost: Weir stores a new session after its CONNACK, and before its
 # first SUBACK.
 # An APPLICATION client of MQTT 3.1.1 may be sent again over the same connection what it has not acknowledged in time.
-# Nothing is owed at QoS 0.
+# Nothing is owed at QoS 0, or to a session that ends with its connection.
+# Where each publish goes through a log (*at_least_once*), QoS 1 may come again in any way, as the worker that
+# dispatches it may die; and QoS 2 to a session that ends with its connection. What was not answered there, and is not
+# sent again, may come behind what its client sends over its next connection.
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -91,6 +94,8 @@ class Publish:
     deletes: bool
     at: float = 0.0  # when that was
     expiry: int = 0  # seconds; 0: it has none
+    qos: int = 1
+    connection: int = 0  # of the publisher, if those that it sends over several of them keep no order
     times: int = 1
     will: bool = False
     answered: float | None = None  # when it was acknowledged with success; None: maybe, or refused
@@ -113,6 +118,7 @@ class Session:
 
     application: bool = False  # its client is of the kind APPLICATION
     mqtt_5: bool = True
+    lasting: bool = True  # it outlives the connection
     possible: bool = False  # there may be one
     stored: float | None = None  # it is, for certain, since then
     connection: int = 0
@@ -123,7 +129,8 @@ class Session:
     uncertain: int = 0  # what was sent before this place may have come in a session that was thought to be over
     filters: dict[str, tuple[int, float]] = field(default_factory=dict)  # place and time of the SUBACK
     receipts: dict[Message, Receipt] = field(default_factory=dict)
-    last: dict[tuple[str, str], int] = field(default_factory=dict)  # by publisher and topic: the greatest number
+    # By publisher, topic, and `Publish.connection`: the greatest number.
+    last: dict[tuple[str, str, int], int] = field(default_factory=dict)
     unreleased: dict[int, tuple[Message, float]] = field(default_factory=dict)  # QoS 2, by packet id
     unacknowledged: dict[int, Message] = field(default_factory=dict)  # QoS 1 of this connection
     unanswered: dict[int, None] = field(default_factory=dict)  # numbers that were sent on this connection, in order
@@ -145,7 +152,9 @@ class Session:
 
 
 class Checker:
-    def __init__(self) -> None:
+    def __init__(self, at_least_once: bool = False) -> None:
+        """*at_least_once*: see above."""
+        self._at_least_once = at_least_once
         self.violations: list[Violation] = []
         self.publishes: dict[Message, Publish] = {}
         self.acknowledged = 0  # publishes, with success
@@ -173,6 +182,8 @@ class Checker:
         """(client, message) of what is owed and has not come."""
         found = []
         for client, session in self._sessions.items():
+            if not session.lasting:
+                continue
             for topic, messages in self._by_topic.items():
                 if any(matches(each, topic) for each in session.filters):
                     found += [
@@ -251,7 +262,7 @@ class Checker:
 
     def _connecting(self, session: Session, event: Connecting) -> None:
         session.clean = event.clean
-        session.application, session.mqtt_5 = event.application, event.mqtt_5
+        session.application, session.mqtt_5, session.lasting = event.application, event.mqtt_5, event.lasting
         session.possible = session.possible or session.asked
         session.asked = True
         if event.clean:
@@ -288,7 +299,9 @@ class Checker:
             session.unanswered[event.number] = None
         publish = self.publishes.get((event.client, event.number))
         if publish is None:
-            begun = Publish(event.topic, self._place, event.deletes, event.at, event.expiry)
+            begun = Publish(event.topic, self._place, event.deletes, event.at, event.expiry, event.qos)
+            if self._at_least_once and (not session.lasting or not event.qos):  # it is not sent again
+                begun.connection = session.connection
             self._begin((event.client, event.number), begun)
         else:
             publish.times += 1
@@ -325,19 +338,20 @@ class Checker:
         message, packet_id = event.message, event.packet_id
         again = event.qos > 0 and self._takes_packet_id(session, event)
         receipt = session.receipts.get(message)
+        publish = self.publishes.get(message)
         if receipt is None:
             session.receipts[message] = Receipt(session.connection, packet_id)
             self.delivered += 1
             self._judge_expiry(event)
-            line = (message[0], event.topic)
+            line = (message[0], event.topic, 0 if publish is None else publish.connection)
             if message[1] < session.last.get(line, 0) and self._keeps_order(session, message):
                 self._found(REORDERED, event, f"{message} came first after {session.last[line]}", message)
             session.last[line] = max(session.last.get(line, 0), message[1])
             return
         self.repeated += 1
-        publish = self.publishes.get(message)
         in_doubt = publish is not None and publish.in_doubt
-        if not receipt.excused and not in_doubt and not self._is_uncertain(session, message):
+        excused = receipt.excused or in_doubt or self._may_come_again(session, event, publish)
+        if not excused and not self._is_uncertain(session, message):
             self._judge_repetition(session, event, receipt, again)
         receipt.excused = False
         receipt.finished = None
@@ -383,6 +397,12 @@ class Checker:
         else:
             session.unacknowledged[packet_id] = message
         return held is not None and held[0] == message
+
+    def _may_come_again(self, session: Session, event: Received, publish: Publish | None) -> bool:
+        """Whether it may have been dispatched again."""
+        if not self._at_least_once or publish is None or publish.will or not publish.qos:
+            return False
+        return event.qos < 2 or not session.lasting
 
     def _judge_repetition(self, session: Session, event: Received, receipt: Receipt, again: bool) -> None:
         message = event.message

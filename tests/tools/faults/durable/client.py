@@ -188,12 +188,14 @@ class DurableClient:
         retained: bool = False,
         application: bool = False,
         version: int = V5,
+        lasting: bool = True,
     ) -> None:
         """*filter*: that it subscribes to. *slow*: the most seconds that it takes to acknowledge a message.
 
         *receive_maximum*: 0 for the default. *once*: is called when its connection ends, with whether it was up; it
         never connects again then. *retained*: it wants the retained messages. *application*: it is of the kind
         APPLICATION. *version*: with V311 it never starts clean, as its sessions would not outlive the connection.
+        *lasting*: else each session of it ends with its connection, whatever the name of this class says.
         """
         self.client_id = client_id
         self.version = version
@@ -216,6 +218,7 @@ class DurableClient:
         self._once = once
         self._retained = retained
         self._application = application
+        self._lasting = lasting
         self._subscribed = False  # the session has the filter, for certain
         self._closed = False
         self._left = 0.0  # when it became absent
@@ -318,6 +321,7 @@ class DurableClient:
 
     def _connect(self, clean: bool) -> None:
         run = self._run
+        clean = clean or not self._lasting
         try:
             link = Link(run, self)
         except OSError:
@@ -330,8 +334,9 @@ class DurableClient:
         self._clean = clean
         if clean:
             self._subscribed = False
-        self._note(Connecting(run.at(), self.client_id, clean, self._application, self.version == V5))
-        properties: Properties = {SESSION_EXPIRY_INTERVAL: EXPIRY} if self.version == V5 else {}
+        five = self.version == V5
+        self._note(Connecting(run.at(), self.client_id, clean, self._application, five, self._lasting))
+        properties: Properties = {SESSION_EXPIRY_INTERVAL: EXPIRY} if five and self._lasting else {}
         if self._receive_maximum:
             properties[RECEIVE_MAXIMUM] = self._receive_maximum
         link.say(Connect(self.version, self.client_id, clean, will=self._will, properties=properties))

@@ -22,6 +22,7 @@ class Connecting(Event):
     clean: bool  # CONNECT asks for a clean start
     application: bool = False  # the client is of the kind APPLICATION
     mqtt_5: bool = True  # else MQTT 3.1.1
+    lasting: bool = True  # its session outlives the connection
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ class Outcome:
 
 class DurableRun:
     COLD = True  # its sessions go cold, unless it is brisk
+    AT_LEAST_ONCE = False  # see checker.py
 
     def __init__(
         self, folder: Path, seed: int, workers: int, faults: int, brisk: bool = False, messages: int = 0
@@ -105,7 +106,7 @@ class DurableRun:
         self._workers = workers
         self._messages = messages
         self._history: list[Event] = []
-        self._checker = Checker()
+        self._checker = Checker(self.AT_LEAST_ONCE)
         self._loop = Loop()
         self._stopped: dict[int, object] = {}  # process ids
         self._pause = False  # of publishers, and of those that come and go

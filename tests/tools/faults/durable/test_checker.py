@@ -67,8 +67,8 @@ class Story:
     def receive(self, number: int, qos: int = 1, packet_id: int = 0, dup: bool = False, topic: str = "d/1") -> "Story":
         return self.add(Received, S, (P, number), topic, qos, packet_id or number, dup)
 
-    def kinds(self) -> list[str]:
-        return [one.kind for one in Checker().check(self.events)]
+    def kinds(self, at_least_once: bool = False) -> list[str]:
+        return [one.kind for one in Checker(at_least_once).check(self.events)]
 
 
 def well() -> Story:
@@ -410,3 +410,49 @@ def test_filters_match_as_the_specification_says() -> None:
         assert matches(filter, topic), (filter, topic)
     for filter, topic in (("d/+", "d/a/b"), ("d/+/b", "d/a"), ("d", "d/a"), ("e/#", "d/a"), ("d/a/b", "d/a")):
         assert not matches(filter, topic), (filter, topic)
+
+
+# Where each publish goes through a log.
+
+
+def of_one_connection() -> Story:
+    """The subscriber has a session that ends with its connection."""
+    story = Story().connect(P, False).add(Connecting, S, True, False, True, False).add(Connected, S, False)
+    return story.add(Subscribed, S, "d/#")
+
+
+def test_qos_1_that_is_dispatched_again_is_no_violation_and_qos_2_is() -> None:
+    """Each death of a worker would be a failure; or exactly once mean nothing."""
+    for qos, found in ((0, []), (1, []), (2, [DOUBLED])):
+        again = Story().subscribed().publish(1).receive(1, qos, 5).add(Acknowledged, S, 5).add(Released, S, 5)
+        again.receive(1, qos, 6)
+        assert found == again.kinds(at_least_once=True)
+        assert [DOUBLED] == again.kinds()
+
+
+def test_qos_0_is_never_dispatched_again() -> None:
+    """QoS 0 is at most once, for sessions of all kinds."""
+    for story in (Story().subscribed(), of_one_connection()):
+        story.add(Sent, P, 1, "d/1", False, False, 0, 0).receive(1, 0)
+        assert [] == story.kinds(at_least_once=True)
+        assert [DOUBLED] == story.receive(1, 0).kinds(at_least_once=True)
+
+
+def test_a_session_of_one_connection_may_miss_messages_and_get_qos_2_again_in_order() -> None:
+    """A run would fail for what nobody promises; or not notice another order."""
+    story = of_one_connection().publish(1).publish(2).publish(3).receive(1, 2, 5).add(Released, S, 5).receive(1, 2, 6)
+    assert [] == story.kinds(at_least_once=True)
+    assert [REORDERED] == story.receive(3, 2, 7).receive(2, 2, 8).kinds(at_least_once=True)
+
+
+def test_what_is_not_sent_again_may_come_behind_what_follows_over_the_next_connection() -> None:
+    """A run would fail, as the log of a stopped worker comes late; or not notice another order of one connection."""
+    story = Story().connect(S, False).add(Subscribed, S, "d/#")
+    for number in (1, 2):
+        story.add(Connecting, P, True, False, True, False).add(Connected, P, False)
+        story.add(Sent, P, 2 * number, "d/1").add(Sent, P, 2 * number + 1, "d/1")
+    story.receive(4).receive(2)
+    assert [] == story.kinds(at_least_once=True)
+    assert [REORDERED] == story.kinds()
+    story.add(Sent, P, 6, "d/1").add(Sent, P, 7, "d/1").receive(7).receive(6)
+    assert [REORDERED] == story.kinds(at_least_once=True)
