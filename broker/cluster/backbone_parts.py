@@ -10,7 +10,6 @@ from broker.overload.protection import Protection
 from broker.protocol.essentials import Essentials
 from broker.protocol.inbound_backbone import InboundBackbone
 from broker.protocol.inbound_dispatch import InboundDispatch
-from broker.protocol.inbound_publishing import InboundPublishing
 from broker.protocol.parts import ProtocolParts
 from broker.protocol.retaining import Retaining
 from broker.reasons import CloseReason
@@ -57,7 +56,6 @@ def make_backbone(
         base.client_log,
         wall,
     )
-    assert isinstance(protocol.publishing, InboundPublishing)
     protocol.publishing.accept_into(log)
     key = Keys(base.config.redis.prefix).backbone(config.topic, worker.node)
     positions = PartitionPositions(commands, key, worker, clock)

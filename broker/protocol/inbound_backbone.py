@@ -1,7 +1,7 @@
 # The inbound backbone of a worker: has the topic made, the publishes appended and dispatched, and says how far behind
 # the node is.
 #
-#   accepted    inbound_publishing.py: what a client publishes, once it may be
+#   accepted    publishing.py: what a client publishes, once it may be
 #   appended    store/inbound/log.py: acknowledged when the log has it
 #   owned       store/inbound/ownership.py: each partition is dispatched by one worker at a time
 #   dispatched  inbound_dispatch.py: to the receivers in the whole node, by the ordinary ways

@@ -29,7 +29,6 @@ from broker.protocol.durable_sessions import DurableSessions, WhenConfirmed
 from broker.protocol.essentials import Essentials
 from broker.protocol.gap_notices import GapNotices
 from broker.protocol.hub import Hub
-from broker.protocol.inbound_publishing import InboundPublishing
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.message_shedding import MessageShedding
 from broker.protocol.pack_timeouts import PackTimeouts
@@ -113,7 +112,7 @@ class ProtocolParts:
             config.application.shared_filters,
             acl,
         )
-        self.publishing = (InboundPublishing if config.inbound.enabled() else Publishing)(
+        self.publishing = Publishing(
             routes,
             retained,
             self.deliveries,

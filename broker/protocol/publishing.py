@@ -4,6 +4,12 @@
 # packets to one topic are one run: the route is looked up once, and each receiver gets them in one piece. Order for
 # each PUBLISH: protocol errors, then overload protection and quotas, then authorisation. A publish that has to wait
 # is not taken: its connection is paused, and the publish is read again later.
+#
+# What is accepted goes to its receivers, or with an inbound backbone to a log (inbound_publishing.py), from which it is
+# dispatched. Then a publish passes one gate, that of the log, whatever its receivers are: what they need is waited for
+# where it is dispatched. Its price and its credits are those of the receivers that there are now. PUBACK and PUBREC of
+# 5.0 do not say that there are no matching subscribers: who is one is found out later. Wills, and what Weir itself
+# publishes, are delivered directly: they may come before what their client has published.
 from collections.abc import Callable
 from functools import partial
 from typing import Final, cast
@@ -26,6 +32,7 @@ from broker.overload.protection import Protection
 from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST
 from broker.overload.store_rate import StoreRate
 from broker.protocol.connection import Connection
+from broker.protocol.inbound_publishing import InboundTarget
 from broker.protocol.publish_answers import (
     PUBACK_2,
     PUBREC_2,
@@ -47,6 +54,7 @@ from broker.session.run import Run
 from broker.session.session import Session
 from broker.session.will import expires_at, forwardable
 from broker.store.durable.retained import RetainedStore
+from broker.store.inbound.log import InboundLog
 
 ANY_NUMBER: Final = 1 << 40
 GO_ON: Final = -1
@@ -101,6 +109,11 @@ class Publishing:
         self._clock = clock
         self._retaining = Retaining(retained, stamps, neighbours, counters, log, retained_store)
         self._answers = PublishAnswers(counters, latencies, receive_maximum, answer_pause)
+        self._target: InboundTarget | None = None  # where all goes that clients publish; None: to its receivers
+
+    def accept_into(self, log: InboundLog) -> None:
+        """Append to *log* what clients publish. To be called before anything is published."""
+        self._target = InboundTarget(log, self._retaining)
 
     def take(
         self,
@@ -162,14 +175,16 @@ class Publishing:
         named = data[body:after]  # the topic with its length
         topic = named[2:]
         route = self._routes.find(topic, session.principal)
+        target = self._target
         most = ANY_NUMBER
         protection = self._protection
         client = connection.client
         assert client is not None
+        gated = target is not None or route.crossing
         judged = protection.judging or client.judging
-        if judged or (route.crossing and not route.free(0)):
+        if judged or (gated and not (route.free(0) if target is None else target.free(session))):
             judged = True
-            most = self._judge_run(connection, client, route, stop - position, now)
+            most = self._judge_run(connection, session, client, route, stop - position, now)
             if most <= 0:
                 return (position, PUBLISH_COST) if most == 0 else (stop, PUBLISH_COST)
         price = PUBLISH_COST + route.price
@@ -190,14 +205,15 @@ class Publishing:
                 longest = largest
         size = position - start
         cost = self._prices.of_run(count, size, route.receivers)
+        gates = route.gates if target is None else target.gates
         if judged:
             first = self._prices.of_run(1, size // count, route.receivers)
             rest, rest_cost = size - size // count, max(0, cost - first)
-            protection.charge(client, route.gates, count - 1, rest, rest_cost, route.receivers, now)
+            protection.charge(client, gates, count - 1, rest, rest_cost, route.receivers, now)
         else:
             client.account.spent += cost
-            if route.crossing:
-                for gate in route.gates:
+            if gated:
+                for gate in gates:
                     gate.take(count, size, now)
         counters = self._counters
         counters.packets_received += count
@@ -206,7 +222,9 @@ class Publishing:
         self._topics.add(route.topic, units, count, payload_bytes)
         if route.guarded and self._unauthorized(route, connection, count, now):
             return position, units
-        if route.receivers:
+        if target is not None:
+            target.append_run(session, Run(data[start:position], version, count, topic, payload_bytes, longest), now)
+        elif route.receivers:
             run = Run(data[start:position], version, count, topic, payload_bytes, longest)
             self._deliveries.deliver_run(route, run, session, connection.outbox, now)
         return position, units
@@ -238,12 +256,14 @@ class Publishing:
         duplicate: bool,
         now: float,
     ) -> int:
-        """Deliver *message*, retain it, answer it; the units used, 0 if it has to wait."""
+        """Deliver *message* or have it appended, retain it, answer it; the units used, 0 if it has to wait."""
         route = self._routes.find(message.topic, session.principal)
+        target = self._target
         qos = message.qos
         if qos > self._qos:
             raise ProtocolError(CloseReason.QOS_NOT_SUPPORTED, f"QoS {qos}")  # [MQTT-3.2.2-11]
-        if qos == 2 and route.stores is not None:
+        tokens = qos == 2 and (target is not None or route.stores is not None)
+        if tokens:
             verdict = self._await_store(connection, session, message, identifier, duplicate, now)
             if verdict != GO_ON:
                 return verdict
@@ -251,11 +271,11 @@ class Publishing:
         cost = self._prices.of(message.size, route.receivers, message.retain, qos)
         client = connection.client
         assert client is not None
-        gated = message.retain or route.crossing
-        if self._protection.judging or client.judging or (gated and self._busy(route, message)):
+        gated = message.retain or route.crossing or target is not None
+        if self._protection.judging or client.judging or (gated and self._busy(session, route, message)):
             # A QoS 2 message that is sent again was judged the first time.
             if qos != 2 or not session.holds(identifier[0] << 8 | identifier[1]):
-                verdict = self._judge(connection, client, route, message, identifier, cost, now)
+                verdict = self._judge(connection, session, client, route, message, identifier, cost, now)
                 if verdict != GO_ON:
                     return verdict
         else:
@@ -263,7 +283,7 @@ class Publishing:
             if gated:
                 if qos:
                     client.account.spent += self._prices.stored(route.persistent)
-                    if self._store_rate is not None:
+                    if self._store_rate is not None and target is None:
                         self._store_rate.take(route.persistent, now)
                 for gate in self._gates(route, message):
                     gate.take(1, message.size, now)
@@ -287,8 +307,16 @@ class Publishing:
             if connection.version == V5 and session.unreleased() >= self._receive_maximum:
                 raise ProtocolError(CloseReason.RECEIVE_MAXIMUM_EXCEEDED, "QoS 2")  # [MQTT-3.3.4-7]
             storage = session.storage
-            if storage is not None and route.stores is not None:
+            if storage is not None and tokens:
                 storage.receive(packet_id, duplicate, message)
+        if target is not None:
+            if qos == 2:
+                session.receive(packet_id)
+            target.append(session, message, now)
+            if qos:
+                answer = (PUBACK_2 if qos == 1 else PUBREC_2) + identifier
+                self._answers.write_in_order(connection, message.completion, answer, now)
+            return units
         # If the message cannot be retained, a client that can be told so is told, and nobody gets the message: after a
         # refusal the client may send it again as a new one [MQTT-4.3.3-9], and receivers would get it twice. A client
         # that cannot be told (QoS 0, and 3.x, whose answers have no codes) assumes success, so the message is at least
@@ -356,8 +384,10 @@ class Publishing:
     def _stored(self, client: ProtectedClient) -> None:
         self._protection.stored(client, self._clock())
 
-    def _busy(self, route: Route, message: Message) -> bool:
-        """Whether a gate that *message* needs is not free."""
+    def _busy(self, session: Session, route: Route, message: Message) -> bool:
+        """Whether a gate that *message* of *session* needs is not free."""
+        if self._target is not None:
+            return not self._target.free(session)
         if message.retain and not self._neighbours.free():
             return True
         return route.crossing and (not route.free(message.qos) or self._over_store_rate(route, message))
@@ -369,12 +399,15 @@ class Publishing:
 
     def _gates(self, route: Route, message: Message) -> list[Gate]:
         """The gates that *message* has to pass: if it is retained, those of all workers, and of one that has died."""
+        if self._target is not None:
+            return self._target.gates
         gates = route.gates_of(message.qos)
         return list(dict.fromkeys([*self._neighbours.gates(), *gates])) if message.retain else gates
 
     def _judge(
         self,
         connection: Connection,
+        session: Session,
         client: ProtectedClient,
         route: Route,
         message: Message,
@@ -392,19 +425,23 @@ class Publishing:
         publish.deliveries = route.receivers
         publish.persistent = persistent
         publish.retained = message.retain
+        target, rate = self._target, self._store_rate
         gates = self._gates(route, message)
+        closed = self._closed_gate(route, message) if target is None else target.closed_gate(session)
+        verdict = self._protection.judge(client, gates, publish, closed, now)
+        if verdict.kind == ACCEPT:
+            if rate is not None and target is None:
+                rate.take(persistent, now)
+            return GO_ON
+        return 0 if verdict.kind == PAUSE else self._turn_away(connection, verdict, message, identifier, now)
+
+    def _closed_gate(self, route: Route, message: Message) -> Gate | None:
+        """A gate beside `_gates()` that *message* has to wait for; None if there is none."""
         closed = route.closed_gate() if route.shared else None
         rate = self._store_rate
         if closed is None and rate is not None and self._over_store_rate(route, message):
             closed = rate.gate
-        if closed is None:
-            closed = route.closed_for_cold(message.qos)
-        verdict = self._protection.judge(client, gates, publish, closed, now)
-        if verdict.kind == ACCEPT:
-            if rate is not None:
-                rate.take(persistent, now)
-            return GO_ON
-        return 0 if verdict.kind == PAUSE else self._turn_away(connection, verdict, message, identifier, now)
+        return route.closed_for_cold(message.qos) if closed is None else closed
 
     def _turn_away(
         self, connection: Connection, verdict: Verdict, message: Message, identifier: bytes, now: float
@@ -417,15 +454,27 @@ class Publishing:
         self._refuse(connection, verdict, message.qos, identifier, now)
         return PUBLISH_COST
 
-    def _judge_run(self, connection: Connection, client: ProtectedClient, route: Route, size: int, now: float) -> int:
+    def _judge_run(
+        self,
+        connection: Connection,
+        session: Session,
+        client: ProtectedClient,
+        route: Route,
+        size: int,
+        now: float,
+    ) -> int:
         """Decide about the first message of a run: how many messages are accepted, 0 if it has to wait, -1: refused."""
         cost = self._prices.of_run(1, size, route.receivers)
         publish = Judged(connection.version, 0, size, cost, 0)
         publish.deliveries = route.receivers
-        closed = route.closed_gate() if route.shared else None
-        verdict = self._protection.judge(client, route.gates, publish, closed, now)
+        target = self._target
+        if target is None:
+            gates, closed = route.gates, route.closed_gate() if route.shared else None
+        else:
+            gates, closed = target.gates, target.closed_gate(session)
+        verdict = self._protection.judge(client, gates, publish, closed, now)
         if verdict.kind == ACCEPT:
-            return 1 + self._protection.fitting(client, route.gates, size, cost, now)
+            return 1 + self._protection.fitting(client, gates, size, cost, now)
         if verdict.kind == PAUSE:
             return 0
         self._counters.packets_received += 1
