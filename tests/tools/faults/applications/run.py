@@ -5,6 +5,7 @@
 # delivered to APPLICATION clients came from the log, and that each kind of fault that was planned has happened.
 import signal
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -30,8 +31,9 @@ from tests.tools.faults.applications.logs import (
 from tests.tools.faults.applications.plan import KAFKA_LOG, plan
 from tests.tools.faults.applications.shared import DOUBLED, LOST, Group, SharedJudge
 from tests.tools.faults.durable import plan as durable
+from tests.tools.faults.durable.checker import OVERDUE
 from tests.tools.faults.durable.client import DurableClient
-from tests.tools.faults.durable.history import Connected, Connecting, Event, Message, Received, Rollback
+from tests.tools.faults.durable.history import Connected, Connecting, Ended, Event, Message, Received, Rollback
 from tests.tools.faults.durable.lanes import Lane
 from tests.tools.faults.durable.plan import Planned
 from tests.tools.faults.durable.proxy import TO_CLIENT, TO_SERVER, Proxy
@@ -361,12 +363,7 @@ class ApplicationRun(DurableRun):
 
         The logs of sessions that have ended are deleted.
         """
-        delivered: dict[str, set[Message]] = {name: set() for name in self._records}
-        for event in self._history:
-            if isinstance(event, Received) and event.qos and event.client in delivered:
-                delivered[event.client].add(event.message)
-            elif _begins_session(event) and event.client in delivered:
-                delivered[event.client].clear()
+        delivered = last_deliveries(self._history, self._records)
         if any(isinstance(event, Rollback) for event in self._history) and self._kafka is None:
             return  # the log may have lost its end
         from_logs = 0
@@ -395,7 +392,32 @@ def _effect(proxy: Proxy, kind: str) -> int:
             return proxy.muted
 
 
-def _begins_session(event: Event) -> bool:
+def last_deliveries(history: Iterable[Event], clients: Iterable[str]) -> dict[str, set[Message]]:
+    """What came to *clients* at QoS 1 and 2, in the last session of each.
+
+    A clean start that was not answered may end a session later: until then nobody knows of which one a message is.
+    """
+    delivered: dict[str, set[Message]] = {name: set() for name in clients}
+    asked: set[str] = set()  # clients whose clean start is under way
+    late: dict[str, float] = {}  # when the last one was that was not answered
+    for event in history:
+        found = delivered.get(event.client)
+        if found is None:
+            continue
+        if isinstance(event, Received) and event.qos and event.at - late.get(event.client, -OVERDUE) >= OVERDUE:
+            found.add(event.message)
+        elif isinstance(event, Ended) and event.client in asked:
+            late[event.client] = event.at
+        if begins_session(event):
+            found.clear()
+        if isinstance(event, Connecting) and event.clean:
+            asked.add(event.client)
+        elif isinstance(event, Connected | Ended):
+            asked.discard(event.client)
+    return delivered
+
+
+def begins_session(event: Event) -> bool:
     """Whether a session begins, or may, as a CONNECT without an answer has asked for that."""
     if isinstance(event, Connecting):
         return event.clean

@@ -17,8 +17,10 @@ from broker.store.logs.records import Pack, Position, encode
 from tests.kafka_servers import skip_without_java
 from tests.tools.faults.applications.logs import Records, Snapshot, all_messages, missing
 from tests.tools.faults.applications.plan import KAFKA_LOG, LOGS, REDIS_LOG, certain, plan
-from tests.tools.faults.applications.run import ApplicationRun
+from tests.tools.faults.applications.run import ApplicationRun, last_deliveries
 from tests.tools.faults.durable.__main__ import report
+from tests.tools.faults.durable.checker import OVERDUE
+from tests.tools.faults.durable.history import Connected, Connecting, Ended, Received
 from tests.tools.faults.durable.plan import EMBEDDED
 from tests.tools.faults.durable.power import compiler
 
@@ -103,3 +105,19 @@ def test_a_message_counts_as_one_of_the_log_in_whichever_session_it_was_appended
     records.append((1, encode([Pack(SOURCE, 2, pack(3, era=OTHER))])))
 
     assert {("p", 1), ("p", 2), ("p", 3)} == all_messages(records)
+
+
+def test_a_clean_start_without_an_answer_may_end_the_session_later() -> None:
+    """What came to the session before would seem to come from elsewhere, as the log of that session is deleted."""
+
+    def came(at: float, number: int) -> Received:
+        return Received(at, "app", ("p", number), "d/1", 1, number)
+
+    before = [Connecting(0.0, "app", False), Connected(1.0, "app", False), came(2.0, 1)]
+    clean = Connecting(3.0, "app", True)
+    again = [Connecting(5.0, "app", False), Connected(6.0, "app", True), came(7.0, 2), came(5.0 + OVERDUE, 3)]
+
+    assert {"app": {("p", 1), ("p", 2), ("p", 3)}} == last_deliveries([*before, *again], ["app"])
+    assert {"app": {("p", 3)}} == last_deliveries([*before, clean, Ended(4.0, "app"), *again], ["app"])
+    answered = [*before, clean, Connected(4.0, "app", False), Ended(4.5, "app"), *again]
+    assert {"app": {("p", 2), ("p", 3)}} == last_deliveries(answered, ["app"])

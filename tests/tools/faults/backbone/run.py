@@ -12,11 +12,11 @@ import redis
 
 from broker.store.logs.records import Position
 from tests.tools.faults.applications.plan import KAFKA_LOG
-from tests.tools.faults.applications.run import NEVER, ApplicationRun
+from tests.tools.faults.applications.run import NEVER, ApplicationRun, begins_session
 from tests.tools.faults.applications.shared import Group
 from tests.tools.faults.backbone.plan import plan
 from tests.tools.faults.durable.client import DurableClient
-from tests.tools.faults.durable.history import Message
+from tests.tools.faults.durable.history import Event, Message
 from tests.tools.faults.durable.plan import Planned
 from tests.tools.faults.durable.run import DurableRun
 
@@ -68,6 +68,11 @@ class BackboneRun(ApplicationRun):
         self._lasting += [*publishers, *self._retainers, *group, *receivers]
 
     # Afterwards.
+
+    def _note(self, event: Event) -> None:
+        super()._note(event)
+        if begins_session(event):  # what was acknowledged for the former one may have been dispatched to the next
+            self._snapshots = [each for each in self._snapshots if each.client != event.client]
 
     def _unfinished(self, one: DurableClient) -> list[Message]:
         """What has expired before it was dispatched is in no log."""
