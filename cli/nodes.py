@@ -64,7 +64,7 @@ def status(name: Name = None, folder: Folder = None, config: ConfigFile = None, 
 
 
 def list_nodes(as_json: AsJson = False) -> None:
-    """List the nodes of this machine whose folders are in the default place."""
+    """List the nodes of this machine whose folders are in the default place, and those that share their Redis."""
     from supervisor.folder import folders
 
     found = [_outline(node) for node in folders()]
@@ -84,6 +84,9 @@ def list_nodes(as_json: AsJson = False) -> None:
             addresses(one["listeners"]),
         )
     console().print(table)
+    for server, nodes in {one["redis"]: one["shared_with"] for one in found if one["redis"]}.items():
+        console().print(f"\nNodes that share {server}:", highlight=False)
+        console().print(_sharing_table(nodes))
 
 
 def logs(
@@ -237,11 +240,12 @@ def _outline(node: Any) -> dict[str, Any]:
     from cli.control_client import ControlClient
 
     facts: dict[str, Any] = {"node": node.name, "state": "stopped", "pid": None, "workers": None, "clients": None}
-    facts |= {"listeners": [], "folder": str(node.path)}
+    facts |= {"listeners": [], "folder": str(node.path), "redis": None, "shared_with": []}
     try:
         if node.running() is None:
             return facts
         answer = ControlClient(node).request("status")
+        sharing = ControlClient(node).request("nodes")
     except (OSError, typer.Exit):
         return {**facts, "state": "no answer"}
     return {
@@ -251,7 +255,24 @@ def _outline(node: Any) -> dict[str, Any]:
         "workers": len(answer["workers"]),
         "clients": answer["totals"]["gauges"].get("connected", 0),
         "listeners": answer["listeners"],
+        "redis": sharing["redis"],
+        "shared_with": sharing["nodes"],
     }
+
+
+def _sharing_table(nodes: list[dict[str, Any]]) -> Any:
+    import time
+
+    table = table_of("node", "lease", "host", "version", "workers", "runs for", right=("workers",))
+    for one in nodes:
+        runs = one["left"] > 0
+        table.add_row(
+            one["node"],
+            f"{one['left']:.0f} s" if runs else "[red]has run out[/red]",
+            *(str(one[key]) for key in ("host", "version", "workers")),
+            duration(time.time() - one["began"]) if runs and isinstance(one["began"], (int, float)) else "",
+        )
+    return table
 
 
 def _colored(state: str) -> str:

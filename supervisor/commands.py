@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import trio
+from redis import RedisError
 
 from broker.config.schema import MEMORY
 from broker.insight.facts import Facts, together
@@ -17,6 +18,7 @@ from supervisor.audit import DONE, Audit
 from supervisor.bans import BanRefused
 from supervisor.limits import LimitRefused
 from supervisor.node import Node
+from supervisor.node_lease import SharingNode
 from supervisor.process import process_times
 from supervisor.queue_commands import QueueCommands
 from supervisor.request import Refused
@@ -31,7 +33,7 @@ LONGEST_INJECTION: Final = 3600.0  # seconds; a forgotten injection ends
 NAMED: Final = ("limit_set", "limit_drop", "ban_add", "ban_remove")  # commands whose log lines name the user
 # Commands that change nothing; all others are audited, so that a new one is not forgotten.
 READS: Final = frozenset(
-    {"status", "clients", "client", "why", "overload", "top", "limit_list", "ban_list"}
+    {"status", "nodes", "clients", "client", "why", "overload", "top", "limit_list", "ban_list"}
     | {"sessions", "session", "sessions_quarantined", "queue", "queue_page", "retained", "retained_show"}
     | {"applications", "application"}
 )
@@ -50,6 +52,7 @@ class Commands:
         # name: (method, types of the arguments)
         self._known: dict[str, tuple[Callable[[Arguments], Awaitable[object]], dict[str, type]]] = {
             "status": (self._status, {}),
+            "nodes": (self._nodes, {}),
             "stop": (self._stop, {}),
             "restart": (self._restart, {}),
             "reload": (self._reload, {}),
@@ -126,6 +129,17 @@ class Commands:
             "carrier": None if node.carrier is None else node.carrier.describe(),
             "totals": node.statistics(),
         }
+
+    async def _nodes(self, arguments: Arguments) -> object:
+        """The nodes that share the Redis of this one; None: nobody can. *left*: seconds of a lease; 0: it is over."""
+        lease = self._node.lease
+        if lease is None:
+            return {"redis": None, "nodes": []}
+        try:
+            found = await trio.to_thread.run_sync(lease.nodes, abandon_on_cancel=True)
+        except RedisError as error:
+            raise Refused(f"{lease.shown} cannot tell which nodes there are: {error}") from None
+        return {"redis": lease.shown, "nodes": [_sharing(node) for node in found]}
 
     async def _stop(self, arguments: Arguments) -> object:
         self._node.stop("weir stop")
@@ -328,6 +342,11 @@ async def _ask_into(answer: dict[str, Any], process: WorkerProcess, what: str) -
         answer[what] = await process.ask(what, {})
     except NoAnswer as error:
         answer["error"] = str(error)
+
+
+def _sharing(node: SharingNode) -> dict[str, Any]:
+    said = {key: node.about.get(key) for key in ("host", "version", "folder", "workers", "began")}
+    return {"node": node.name, "incarnation": node.incarnation, "left": round(max(0.0, node.left), 1), **said}
 
 
 def _worker(shard: Shard) -> dict[str, Any]:

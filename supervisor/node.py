@@ -5,6 +5,7 @@
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -20,6 +21,7 @@ from supervisor.child import Child, keep_in_order
 from supervisor.folder import NodeFolder
 from supervisor.limits import ClientLimits
 from supervisor.logfile import LogFile
+from supervisor.node_lease import NodeLease
 from supervisor.node_redis import NodeRedis
 from supervisor.worker_process import WorkerProcess
 from supervisor.workers import Listener, Shard, Workers
@@ -40,9 +42,11 @@ class Node:
         redis: NodeRedis,
         on_ready: Callable[[], None],
         reread: Callable[[], Config] | None = None,
+        lease: NodeLease | None = None,
     ) -> None:
         """*listeners* of each shard. *check* returns what is wrong with the files that a reload reads, or "".
 
+        *lease*: of the name of the node; None: nobody shares its Redis.
         *reread* returns the configuration as its sources have it now (ConfigError), None: it stays as it is.
         *on_ready* is called once, when all workers are ready for the first time.
         """
@@ -65,6 +69,7 @@ class Node:
         self._check = check
         self._reread = reread
         self.redis = redis
+        self.lease = lease
         self._on_ready = on_ready
         self._log_file = log_file
         self._code = 0
@@ -89,6 +94,8 @@ class Node:
                 beside.start_soon(self.limits.watch)
                 beside.start_soon(self.bans.watch)
                 beside.start_soon(self.redis.watch, self._redis_moved)
+                if self.lease is not None:
+                    beside.start_soon(self.lease.keep, partial(self.end, GAVE_UP))
                 for service in services:
                     beside.start_soon(service)
                 await keep_in_order(self._stages, self._stopping, self._failed)

@@ -7,7 +7,8 @@
 # The embedded server gives each class of `store.durability`; a server of the user has to, by its settings. One that
 # does not is refused at the start. One that is found later, after a failover, or whose settings change, cannot be
 # refused any more, as the clients are there: it is logged as an error.
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import redis
@@ -25,7 +26,8 @@ from supervisor.cluster_key import cluster_key
 from supervisor.durable_format import claim_format
 from supervisor.embedded_redis import EmbeddedRedis
 from supervisor.folder import NodeFolder
-from supervisor.redis_address import FoundRedis, Info, find_redis
+from supervisor.node_lease import Server
+from supervisor.redis_address import FoundRedis, Info, find_redis, open_client
 from supervisor.redis_durability import LOADS_TORN, Settings, described, durability_of, read_settings, shortfall
 from supervisor.redis_server import RedisUnusable, find_server
 
@@ -74,6 +76,19 @@ class NodeRedis:
     def private(self) -> bool:
         """Whether no other node can use it."""
         return self._embedded is not None
+
+    def shown(self) -> str:
+        """The server, for people."""
+        return without_password(self._url)
+
+    def opener(self) -> Server:
+        """What opens a client of the server, wherever it is by then."""
+        return lambda: open_client(self.address)
+
+    def agreed(self) -> Mapping[str, str]:
+        """What all nodes that share the server have to agree on."""
+        digest = hashlib.sha256(b"weir cluster key" + self.cluster_key).hexdigest()[:16] if self.cluster_key else ""
+        return {"store.durability": self._durability, "redis.key_file": digest}
 
     def children(self) -> Sequence[Child[Any]]:
         """The processes that the supervisor has to keep for it."""

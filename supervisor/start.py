@@ -4,12 +4,13 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields
 from functools import partial
 
 import structlog
 import trio
+from redis import RedisError
 
 from broker.auth.files import AccessFileError, AccessFiles
 from broker.config.schema import Config, exposed
@@ -17,13 +18,17 @@ from broker.control.machine import raise_descriptor_limit
 from broker.insight.logs import configure
 from broker.net.listeners import ListenError, listen, listen_for_shards
 from broker.net.transports.certificates import CertificateError, make_context
+from broker.store.redis.keys import Keys
+from broker.version import VERSION
 from supervisor.audit import Audit
 from supervisor.commands import TESTED, Commands
 from supervisor.control import bind_control, serve_control
 from supervisor.folder import FolderError, NodeFolder
 from supervisor.logfile import LogFile
 from supervisor.node import CANNOT_START, SIGNALS, Node
+from supervisor.node_lease import Identity, NodeLease, NodeRefused
 from supervisor.node_redis import NodeRedis
+from supervisor.redis_address import explained
 from supervisor.redis_server import RedisUnusable
 from supervisor.workers import Listener
 
@@ -110,7 +115,8 @@ def _prepare(
     configure(config.log.level, config.log.format, about={"node": config.node.name})
     try:
         redis = NodeRedis(config, folder, structlog.get_logger())
-    except RedisUnusable as error:
+        lease = _take_name(config, folder, redis, held)
+    except (RedisUnusable, NodeRefused) as error:
         raise StartError(str(error)) from None
     _log_listeners(config, listeners, admin)
     tested = os.environ.get(TESTED) == "1"
@@ -119,13 +125,54 @@ def _prepare(
     audit = Audit(
         folder.log.with_name("audit"), f"control socket of {config.node.name}", structlog.get_logger(), time.time
     )
-    node = Node(config, folder, listeners, log_file, check, redis, on_ready, reread)
+    node = Node(config, folder, listeners, log_file, check, redis, on_ready, reread, lease)
     services: list[Callable[[], object]] = [partial(serve_control, control, Commands(node, audit, tested))]
     if admin:
         from supervisor.web import serve_web  # its library takes a tenth of a second to load
 
         services += [partial(serve_web, listener, node) for listener in admin]
     return node, services
+
+
+def _take_name(config: Config, folder: NodeFolder, redis: NodeRedis, held: ExitStack) -> NodeLease | None:
+    """The lease of the name of the node; None: nobody shares its Redis. *held* makes the name free.
+
+    NodeRefused, RedisUnusable, StartError.
+    """
+    if redis.private():
+        return None
+    agreed = dict(redis.agreed())
+    if config.application.clients:
+        agreed["the place of logs"] = "Kafka" if config.kafka.hosts else "Redis"
+        agreed["application.shared"] = config.application.shared
+    identity = Identity(
+        name=config.node.name,
+        host=socket.gethostname(),
+        version=VERSION,
+        folder=str(folder.path),
+        workers=worker_count(config),
+        agreed=agreed,
+    )
+    key = Keys(config.redis.prefix).nodes
+    lease = NodeLease(redis.opener(), key, redis.shown(), identity, folder.path, structlog.get_logger())
+    with explained(redis.shown()):
+        try:
+            lease.take(_pause)
+        except OSError as error:
+            raise StartError(f"Cannot use the folder {error.filename or folder.path}: {error.strerror}.") from None
+    held.callback(_release, lease)
+    return lease
+
+
+def _pause(seconds: float) -> None:
+    """Wait for *seconds*, or for a signal that ends the node, which is blocked yet. StartError."""
+    if signal.sigtimedwait(SIGNALS, seconds) is not None:
+        raise StartError("The start was ended while the node waited for its name.")
+
+
+def _release(lease: NodeLease) -> None:
+    with suppress(RedisError):  # the lease runs out
+        lease.release()
 
 
 def _open_listeners(config: Config) -> list[list[Listener]]:

@@ -26,6 +26,8 @@
 #   PREFIX:mark:INCARNATION     string  written behind a transaction that replicas have to have; for LEASE
 #                                       (store/durable/replication.py)
 #   PREFIX:owners:NODE          hash  incarnation -> shard of the workers of a node that own, or owned, durable sessions
+#   PREFIX:nodes                hash  name of a node that shares the server -> which process has it, until when, and
+#                                       what it says of itself (supervisor/node_lease.py)
 #   PREFIX:format               string  the version of the format of what is durable: DURABLE_FORMAT of the newest build
 #   PREFIX:backbone:TOPIC:NODE  hash  who dispatches the partitions of the inbound backbone, and how far the node is
 #                                       (store/inbound/positions.lua)
@@ -77,6 +79,7 @@ class Keys:
         self.quota_workers = f"{prefix}:quota:workers".encode()
         self.generation = f"{prefix}:generation".encode()
         self.format = f"{prefix}:format".encode()
+        self.nodes = f"{prefix}:nodes".encode()
         self.metrics = f"{prefix}:metrics".encode()
 
         self._fences = f"{prefix}:fence:".encode()

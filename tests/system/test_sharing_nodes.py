@@ -1,0 +1,107 @@
+# Nodes that share a Redis: their names, and what they have to agree on.
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.redis_servers import RunningRedis
+from tests.system import node
+from tests.system.nodes import Node
+from tests.system.processes import PATIENCE, free_port, packages, refused_start
+
+pytestmark = pytest.mark.weir_only("a matter of Weir's processes")
+
+StartRedis = Callable[..., RunningRedis]
+
+
+@pytest.fixture
+def start_sharing(start_redis: StartRedis, tmp_path: Path) -> Any:
+    """Starts a node of a name, in a folder of its own, that uses one Redis with all others."""
+    url = f"unix://{start_redis().socket}"
+    nodes: list[Node] = []
+
+    def start(name: str, folder: str = "", **settings: Any) -> Node:
+        path = tmp_path / (folder or name)
+        path.mkdir(exist_ok=True)
+        nodes.append(Node(path, node__name=name, redis__url=url, **settings))
+        return nodes[-1]
+
+    start.url = url  # type: ignore[attr-defined]
+    yield start
+    for one in nodes:
+        one.end()
+
+
+def test_a_second_node_of_one_name_does_not_start(start_sharing: Any, tmp_path: Path) -> None:
+    """Each would take the sessions of the other, and each restart of one would cut off the clients of both."""
+    first = start_sharing("n1")
+
+    said = refused_start(
+        free_port(),
+        tmp_path,
+        {"--name": "n1", "node.folder": tmp_path / "other", "redis.url": start_sharing.url},
+        packages(),
+    )
+
+    (line,) = [line for line in said.splitlines() if line.startswith("weir: ")]
+    assert line.startswith("weir: A node of the name n1 runs on ")
+    assert line.endswith(
+        "give this one another name with --name, or another redis.prefix if it is none of that cluster."
+    )
+    first.client("still").ping()
+
+
+def test_nodes_that_differ_where_they_must_not_do_not_start_together(start_sharing: Any, tmp_path: Path) -> None:
+    """A client whose session has moved would be promised less than before."""
+    start_sharing("n1", store__durability="process")
+
+    said = refused_start(
+        free_port(), tmp_path, {"redis.url": start_sharing.url, "store.durability": "power"}, packages()
+    )
+
+    (line,) = [line for line in said.splitlines() if line.startswith("weir: ")]
+    assert line.startswith('weir: store.durability is "power" here, and "process" at the node n1 on ')
+
+
+def test_a_node_that_was_killed_starts_again_at_once(start_sharing: Any) -> None:
+    """It would wait for its own lease."""
+    first = start_sharing("n1")
+    first.process.kill()
+    first.process.wait(PATIENCE)
+
+    again = start_sharing("n1")
+
+    assert [] == again.lines("node_name_waits")
+    again.client("back").ping()
+
+
+@pytest.mark.slow
+def test_a_node_that_stood_still_while_another_one_took_its_name_ends(start_sharing: Any) -> None:
+    """Two nodes of one name would run: a machine that was suspended comes back."""
+    first = start_sharing("n1")
+    os.killpg(first.process.pid, signal.SIGSTOP)
+    second = start_sharing("n1", "elsewhere")
+    (waited,) = second.lines("node_name_waits")
+    assert 0 < waited["seconds"] <= 10
+    os.killpg(first.process.pid, signal.SIGCONT)
+
+    assert 3 == first.process.wait(PATIENCE)
+
+    assert "Another node of the name n1 has started with " in first.text()
+    second.client("there").ping()
+
+
+def test_each_node_knows_all_of_them(start_sharing: Any) -> None:
+    """Nobody could see which nodes make a cluster, or that one is missing."""
+    first, second = start_sharing("n1"), start_sharing("n2")
+
+    told = node.ask(second.control, "nodes")
+
+    assert start_sharing.url == told["redis"]
+    assert [("n1", 1), ("n2", 1)] == [(one["node"], one["workers"]) for one in told["nodes"]]
+    assert all(0 < one["left"] <= 10 for one in told["nodes"])
+    first.end()
+    assert ["n2"] == [one["node"] for one in node.ask(second.control, "nodes")["nodes"]]
