@@ -1,5 +1,6 @@
 # Shared subscriptions of APPLICATION clients, of whole workers: with a real Redis, and a model of the log.
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -24,8 +25,12 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from broker.reasons import FilterRefusal
+from broker.session.session import Session
+from broker.store.durable import group_looks
+from broker.store.durable.group_looks import POLL
 from broker.store.durable.log_topics import partition_of, shared_topic_of, topic_of
 from broker.store.durable.shared_logs import DurableSharedLogs
+from broker.store.durable.shared_readers import ReadGroup
 from tests.cluster.durable_node import EXPIRY
 from tests.cluster.test_applications import Links, link, settle
 from tests.innode import Node
@@ -87,6 +92,13 @@ class Services:
         self.clients[name] = client
         self.got.setdefault(name, [])
         return client
+
+    def wait(self, seconds: float) -> None:
+        """Let *seconds* pass, in small steps."""
+        end = self.node.clock.now + seconds
+        while self.node.clock.now < end:
+            self.node.clock.now += 0.02
+            self.node.settle()
 
     def subscribe(self, worker: int, name: str, *filters: bytes, qos: int = 2, version: int = V5) -> Client:
         client = self.connect(worker, name, version)
@@ -451,3 +463,100 @@ def test_operators_are_told_which_partitions_a_member_has_and_why_it_has_none(
     node.go_on()
 
     assert ([], "it is not connected") == (shared(0, "service1")["reads"], shared(0, "service1")["waits"])
+
+
+def test_groups_that_are_idle_cost_next_to_nothing(
+    services: Callable[..., Services], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand groups took some per cent of a core of their worker, whatever was published."""
+    node = services(1)
+    node.subscribe(0, "service1", GROUP, b"$share/g/u", b"$share/other/u")
+    node.subscribe(0, "service2")
+    node.until(lambda: node.leases().keys() == {"service1", "service2"})
+    node.publish(0, *numbers(0, 10))
+    node.until(lambda: len(node.got["service1"] + node.got["service2"]) == 10)
+    node.leave("service2")
+    node.wait(1)
+    looks: list[ReadGroup] = []
+    look = ReadGroup.look
+
+    def counted(group: ReadGroup, now: float) -> bool:
+        looks.append(group)
+        return look(group, now)
+
+    monkeypatch.setattr(ReadGroup, "look", counted)
+    node.wait(30)
+
+    assert len(looks) <= 3 * 30 / POLL * 2
+
+
+def test_a_member_that_is_stuck_is_noticed_at_once(
+    services: Callable[..., Services], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its work would wait until the members of its group are looked at in their turn."""
+    monkeypatch.setattr(group_looks, "POLL", 1000.0)
+    timeout = 6.0
+    node = services(1, Config(application=replace(SERVICES, pack_timeout=timeout)))
+    node.subscribe(0, "service1", version=V311)
+    node.until(lambda: node.balanced("service1"))
+    node.wait(4)
+    node.silent.add("service1")
+    node.publish(0, *numbers(0, 5))
+    node.until(lambda: len(node.got["service1"]) > 0)
+    logs = node.node[0].worker.links.durable_store
+    assert logs is not None and isinstance(logs.shared_logs, DurableSharedLogs)
+    ((member, leases),) = logs.shared_logs.groups()[0].reading()
+    assert leases
+    deadline = member.queue.sent_since(node.node.clock.now) + timeout
+    while node.leases().get("service1"):
+        node.wait(0.02)
+
+    assert 0 <= node.node.clock.now - deadline <= 0.2
+    client = node.clients["service1"]
+    client.send(*[Ack(PUBACK, packet_id) for packet_id in range(1, 6)])
+    acknowledged = node.node.clock.now
+    while not node.leases().get("service1"):
+        node.wait(0.02)
+    assert node.node.clock.now - acknowledged <= 0.3
+
+
+def test_a_member_that_reads_slowly_is_noticed_at_once(
+    services: Callable[..., Services], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ever more would be passed on to it; or nothing more, although it reads again."""
+    monkeypatch.setattr(group_looks, "POLL", 1000.0)
+    node = services(1, Config(application=replace(SERVICES, pack_timeout=60.0)))
+    node.subscribe(0, "service1")
+    node.until(lambda: node.balanced("service1"))
+    node.wait(4)
+    node.silent.add("service1")
+    node.publish(0, *numbers(0, 5))
+    node.until(lambda: len(node.got["service1"]) > 0)
+    monkeypatch.setattr(Session, "writable", lambda session: False)
+    node.wait(0.2)
+    assert not node.leases().get("service1")
+    node.wait(1)
+    monkeypatch.undo()
+    node.wait(0.3)
+
+    assert node.balanced("service1")
+
+
+def test_a_member_that_connects_or_leaves_is_noticed_at_once(services: Callable[..., Services]) -> None:
+    """What was published would wait for seconds, for a client that is there."""
+    node = services(1)
+    node.subscribe(0, "service1")
+    node.until(lambda: node.balanced("service1"))
+    node.wait(4)
+    left = node.node.clock.now
+    node.leave("service1")
+    while node.leases().get("service1"):
+        node.wait(0.02)
+    assert node.node.clock.now - left <= 0.1
+    node.wait(4)
+    connected = node.node.clock.now
+    node.connect(0, "service1")
+    while not node.balanced("service1"):
+        node.wait(0.02)
+
+    assert node.node.clock.now - connected <= 0.2

@@ -193,6 +193,7 @@ class ApplicationQueue(DurableQueue):
         if not self._opened:
             self._open()
         self._read_log()
+        self.leases.client_changed()
 
     def rest(self) -> None:
         self._stop_reading()
@@ -381,8 +382,7 @@ class ApplicationQueue(DurableQueue):
 
     def _has_place(self) -> bool:
         """Whether one more message may be passed on."""
-        unfinished = len(self.stored.pack_of) + len(self._new) + len(self._marks.stored)
-        return unfinished < self._logs.most and self.size - self._offered_bytes < PASSED_BYTES
+        return self.under_way() < self._logs.most and self.size - self._offered_bytes < PASSED_BYTES
 
     def _repeats(self, found: LogMessage) -> bool:
         """Whether *found* is a publish that was passed on before."""

@@ -6,7 +6,7 @@
 from typing import Final
 
 from broker.store.durable.lease_scripts import LeaseKeys, lease_field, read_field
-from broker.store.durable.leases import Lease
+from broker.store.durable.leases import Lease, LeaseReader
 from broker.store.durable.log_feed import LogFeed
 from broker.store.durable.removals import Words
 
@@ -14,6 +14,7 @@ from broker.store.durable.removals import Words
 class HeldLeases:
     def __init__(self) -> None:
         self.all: Final[dict[bytes, Lease]] = {}  # by their fields in the record; also those that are being released
+        self.readers: Final[dict[LeaseReader, None]] = {}  # those of the session, with or without a lease
         self._turn = 0
 
     def add(self, lease: Lease) -> None:
@@ -41,6 +42,9 @@ class HeldLeases:
         for lease in self.all.values():
             if lease.feed is not None and lease.feed.has_more():
                 found.append((lease.feed, lease))
+        if found:
+            for reader in self.readers:
+                reader.passes_on()
         if len(found) > 1:
             self._turn = (self._turn + 1) % len(found)
             found = found[self._turn :] + found[: self._turn]
@@ -50,8 +54,13 @@ class HeldLeases:
         lease.stop()
         lease.releasing = True
 
+    def client_changed(self) -> None:
+        for reader in self.readers:
+            reader.client_changed()
+
     def release_all(self) -> bool:
-        """Whether there are some."""
+        """The client has gone; whether there are some."""
+        self.client_changed()
         for lease in self.all.values():
             self.release(lease)
         return len(self.all) > 0

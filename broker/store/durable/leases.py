@@ -62,6 +62,14 @@ class LeaseReader:
         """*lease* was released, or had been lost."""
         raise NotImplementedError
 
+    def client_changed(self) -> None:
+        """The client of the session has connected, or is not connected any more."""
+        raise NotImplementedError
+
+    def passes_on(self) -> None:
+        """The session is passed on messages, from whichever log."""
+        raise NotImplementedError
+
 
 def first_saved(offset: int) -> bytes:
     """What is saved of a partition that a group begins to read at *offset*."""

@@ -224,6 +224,10 @@ class QueueParts(QueuePlaces):
                 self._overtaken = {}
             self._overtaken[packet_id] = position
 
+    def under_way(self) -> int:
+        """How many messages are in memory or were sent, and are not done."""
+        return len(self.stored.pack_of) + len(self._new) + len(self._marks.stored)
+
     def _is_being_stored(self, position: int, message: Message) -> bool:
         """Whether *message* has to be stored before it is sent, and is not yet."""
         if message.qos < 2 and not is_will(message):

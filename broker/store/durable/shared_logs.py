@@ -20,9 +20,10 @@ from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.application_logs import REFUSALS, ApplicationLogs
 from broker.store.durable.filter_log import SharedFilterLog
+from broker.store.durable.group_looks import GroupLooks
 from broker.store.durable.lease_scripts import SCRIPT, LeaseKeys, digest_of, read_notice
 from broker.store.durable.record import SessionRecord
-from broker.store.durable.shared_readers import LOOK, GroupMember, ReadGroup
+from broker.store.durable.shared_readers import GroupMember, ReadGroup
 from broker.store.durable.shared_topics import SharedTopic, SharedTopics
 from broker.store.durable.store import DurableStore
 from broker.store.logs.port import LogLink
@@ -60,8 +61,7 @@ class DurableSharedLogs(SharedLogs):
         self._offered: dict[SharedFilterLog, None] = {}
         self._ready: dict[SharedFilterLog, None] = {}  # of these, those whose topics are
         self._groups: dict[bytes, ReadGroup] = {}  # by digest
-        self._due: dict[ReadGroup, None] = {}
-        self._look_at = 0.0
+        self._looks = GroupLooks()
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._refusals_logged: dict[SharedTopic, float] = {}
         durable.shared_logs = self
@@ -105,7 +105,7 @@ class DurableSharedLogs(SharedLogs):
         group.leave(subscription)
         if not group.members:
             del self._groups[group.digest]
-            self._due.pop(group, None)
+            self._looks.forget(group)
             self.later(group.sweep, SWEEP)
 
     def when_joined(self, session: Session, then: Callable[[], None]) -> None:
@@ -124,7 +124,7 @@ class DurableSharedLogs(SharedLogs):
 
     def has_work(self) -> bool:
         """Whether `tick()` has something to do at once."""
-        return bool(self._ready or self._due)
+        return len(self._ready) > 0 or self._looks.has_work()
 
     def tick(self, now: float) -> float:
         """Append what was offered, and do what is due; when the next thing will be."""
@@ -142,14 +142,7 @@ class DurableSharedLogs(SharedLogs):
             for then in passed:
                 then()
             due = min([due, *[at for at, _ in self._timers]])
-        if self._groups and now >= self._look_at:
-            self._look_at = now + LOOK
-            self._due = dict.fromkeys(self._groups.values())
-        if self._due:
-            groups, self._due = self._due, {}
-            for group in groups:
-                group.look(now)
-        return min(due, self._look_at) if self._groups else due
+        return min(due, self._looks.tick(self._groups, now))
 
     def heard(self, notice: bytes, now: float) -> None:
         """A notice has come by the channel of leases."""
@@ -197,8 +190,12 @@ class DurableSharedLogs(SharedLogs):
         self._wake()
 
     def soon(self, group: ReadGroup) -> None:
-        if group.digest in self._groups:
-            self._due[group] = None
+        if self._groups.get(group.digest) is group:
+            self._looks.soon(group)
+            self._wake()
+
+    def watch(self, group: ReadGroup) -> None:
+        if self._groups.get(group.digest) is group and self._looks.watch(group):
             self._wake()
 
     # Operators.

@@ -3,8 +3,8 @@
 # A member that can be sent messages takes its part of the partitions of its group from Redis (leases.lua): each is read
 # by one member, of whatever worker, and all have as many. A member that cannot, as its client is not connected, reads
 # too slowly, or has not acknowledged in time, releases all of its own; notices of that have the others take them, so a
-# member that is stuck holds up what was sent to it already, and nothing else. Notices are not promised to arrive: each
-# POLL seconds all members look by themselves.
+# member that is stuck holds up what was sent to it already, and nothing else. Notices are not promised to arrive, so
+# all members look by themselves from time to time (group_looks.py).
 #
 # Of a large group, each worker has as many members take part as there are partitions, and looks at the others in turns.
 #
@@ -32,10 +32,8 @@ from broker.store.durable.shared_topics import SharedTopic, SharedTopics
 from broker.store.logs.port import LogLink
 from broker.store.logs.topics import TopicDescription
 
-LOOK: Final = 0.05  # seconds between two looks at the members that take part
-LOOKED_AT: Final = 16  # other members of a group that are looked at each time
+LOOKED_AT: Final = 16  # members that do not take part that are looked at each time
 AGAIN: Final = 0.1  # seconds until what failed is asked again
-POLL: Final = 3.0  # seconds: for what a lost notice would hide
 GRACE: Final = 2.0  # seconds in which members restore what Redis has lost
 NOT_STORED: Final = 0
 NO_MEMBER: Final = -1
@@ -68,6 +66,10 @@ class LeaseStore(Protocol):
 
     def soon(self, group: "ReadGroup") -> None:
         """Call `look()` of *group* at the end of the slice."""
+        ...
+
+    def watch(self, group: "ReadGroup") -> None:
+        """Call `look()` of *group* now and then, until it returns false."""
         ...
 
 
@@ -107,6 +109,20 @@ class GroupMember(LeaseReader):
     def lease_ended(self, lease: Lease, now: float) -> None:
         self.group.look_soon()
 
+    def client_changed(self) -> None:
+        self.group.client_changed()
+
+    def passes_on(self) -> None:
+        self.group.watch()
+
+    def may_recover(self) -> bool:
+        """Whether it may take part some time, without its client connecting anew or another notice."""
+        return self.joined and self.subscription.qos > 0 and not self.queue.is_resting()
+
+    def is_busy(self) -> bool:
+        """Whether its client has something to do, and may become stuck."""
+        return self.queue.count > 0 or self.queue.under_way() > 0
+
 
 class ReadGroup:
     def __init__(
@@ -130,8 +146,8 @@ class ReadGroup:
         self._timeout = timeout
         self._parts: dict[GroupMember, None] = {}  # members that take part
         self._others: deque[GroupMember] = deque()
+        self._unable = 0  # members in a row that do not take part, and will not without something that is told
         self._again_at = inf
-        self._poll_at = 0.0
         self._joining = False  # the group begins
         self._to_join: list[GroupMember] = []  # when it has
 
@@ -161,15 +177,20 @@ class ReadGroup:
         member = self.members.get(subscription)
         if member is None:
             member = self.members[subscription] = GroupMember(self, subscription)
+            member.queue.leases.readers[member] = None
             self._others.appendleft(member)
+            self._unable = 0
             self._tell_rest(member)  # a former worker may not have
             self._store.when_written(partial(self._join, member))  # behind the end of a former subscription
         elif not subscription.qos and member.takes_part:
             self._rest(member)
+        else:
+            self.client_changed()
 
     def leave(self, subscription: Subscription) -> None:
         member = self.members.pop(subscription)
         member.left = True
+        member.queue.leases.readers.pop(member, None)
         if member.takes_part:
             self._rest(member)
         self._others = deque([each for each in self._others if each is not member])
@@ -209,6 +230,7 @@ class ReadGroup:
 
     def _joined(self, member: GroupMember) -> None:
         member.joined = True
+        self._unable = 0
         waiting, member.waiting = member.waiting, []
         for then in waiting:
             then()
@@ -221,13 +243,22 @@ class ReadGroup:
         self.due = True
         self._store.soon(self)
 
-    def look(self, now: float) -> None:
-        """Find who takes part, and who cannot any more."""
+    def client_changed(self) -> None:
+        """What keeps a member from taking part may be over, or have begun."""
+        self._unable = 0
+        self._store.soon(self)
+
+    def watch(self) -> None:
+        """A member is sent messages."""
+        self._store.watch(self)
+
+    def look(self, now: float) -> bool:
+        """Find who takes part, and who cannot any more; whether to look again soon, also if nothing is heard."""
         for member in list(self._parts):
             if not member.can_read(now, self._timeout):
                 self._rest(member)
         for _ in range(min(LOOKED_AT, len(self._others))):
-            if self.topic.partitions and len(self._parts) >= self.topic.partitions:
+            if not self._has_room():
                 break
             member = self._others.popleft()
             if member.joined and member.can_read(now, self._timeout):
@@ -236,11 +267,22 @@ class ReadGroup:
                 self._take(member)
             else:
                 self._others.append(member)
-        if now >= self._again_at or now >= self._poll_at:
-            self._again_at, self._poll_at = inf, now + POLL
+                self._unable = 0 if member.may_recover() else self._unable + 1
+        if now >= self._again_at:
+            self._again_at = inf
             self.due = True
         if self.due:
             self.take_all()
+        return self._may_change()
+
+    def _has_room(self) -> bool:
+        """Whether one more member may take part."""
+        return not self.topic.partitions or len(self._parts) < self.topic.partitions
+
+    def _may_change(self) -> bool:
+        if self._again_at != inf or (self._unable < len(self._others) and self._has_room()):
+            return True
+        return any(member.is_busy() for member in self._parts)
 
     def take_all(self) -> None:
         """Have all members that take part take what they can."""
@@ -266,6 +308,7 @@ class ReadGroup:
         del self._parts[member]
         if not member.left:
             self._others.append(member)
+            self._unable = 0
         self._tell_rest(member)
         if not member.queue.moves():
             for lease in member.queue.leases.of_group(self.digest):
@@ -302,17 +345,21 @@ class ReadGroup:
         now = self._store.now()
         again, member.again = member.again and member.takes_part, False
         if failure is not None:
-            self._again_at = min(self._again_at, now + AGAIN)
+            self._ask_again(now)
             return
         code, *found = cast(list[Any], reply)
         if code == NO_MEMBER and member.takes_part:
             self._restore(member, member.queue.leases.of_group(self.digest), True)
         elif code == NOT_STORED:
-            self._again_at = min(self._again_at, now + AGAIN)
+            self._ask_again(now)
         else:
             self._took_leases(member, dict(zip(found[::2], found[1::2], strict=True)), now)
             if again:
                 self._take(member)
+
+    def _ask_again(self, now: float) -> None:
+        self._again_at = min(self._again_at, now + AGAIN)
+        self._store.watch(self)
 
     def _took_leases(self, member: GroupMember, found: dict[int, bytes], now: float) -> None:
         queue = member.queue
