@@ -1,6 +1,6 @@
 # Commands for the APPLICATION clients of a node: `weir applications list`, `show` and `reset`.
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -10,6 +10,11 @@ from cli.nodes import duration, short
 from cli.options import AsJson, ConfigFile, Folder, Name, refuse
 from cli.printing import console, counted, list_of, print_facts, print_json
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from supervisor.folder import NodeFolder
+
 NAMED: Final = ("earliest", "latest")
 
 app = typer.Typer(help="Look at the logs of APPLICATION clients, and where they are read.", no_args_is_help=True)
@@ -17,22 +22,27 @@ app = typer.Typer(help="Look at the logs of APPLICATION clients, and where they 
 
 @app.command("list")
 def list_applications(
-    match: Annotated[str, typer.Argument(metavar="[TEXT]", help="Only clients with TEXT in their client id.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=10_000, metavar="N", help="Maximum number of clients.")] = 1000,
+    match: Annotated[
+        str, typer.Argument(metavar="[TEXT]", help="Only clients and shared logs with TEXT in their name.")
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, max=10_000, metavar="N", help="Maximum number of each.")] = 1000,
     name: Name = None,
     folder: Folder = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """List APPLICATION clients with their lags: records of their logs that were not passed on to them.
+    """List APPLICATION clients and shared logs with their lags: records that were not passed on to clients.
 
-    A record has up to 200 messages, which were published together.
+    A record has up to 200 messages, which were published together. A shared log has a line for each share name that
+    reads it; partitions are read by the members that are connected and not slow.
     """
     from cli.control_client import ControlClient, chosen_node
 
-    answer = ControlClient(chosen_node(name, folder, config)).request("applications", limit=limit, match=match)
+    node = chosen_node(name, folder, config)
+    answer = ControlClient(node).request("applications", limit=limit, match=match)
+    shared, why = shared_logs(node, limit, match)
     if as_json:
-        return print_json(answer)
+        return print_json({**answer, "shared": shared and shared["shared"], "more_shared": shared and shared["more"]})
     screen = console()
     numbers = ("lag", "waiting", "in flight", "worker")
     rows = [
@@ -51,6 +61,39 @@ def list_applications(
     screen.print(f"{counted(len(rows), 'APPLICATION client')}{more}")
     if answer["missing"]:
         screen.print(f"{counted(answer['missing'], 'worker')} could not be asked, and may have more.")
+    if why:
+        typer.echo(f"Shared logs are not known: {why}", err=True)
+    elif shared and shared["shared"]:
+        _print_shared(screen, shared)
+
+
+def shared_logs(node: "NodeFolder", limit: int, match: str = "") -> tuple[dict[str, Any] | None, str]:
+    """The shared logs of *node*; or None, and why they are not known."""
+    from cli.control_client import ControlClient, RequestFailed
+
+    try:
+        return ControlClient(node).try_request("shared_logs", limit=limit, match=match), ""
+    except RequestFailed as error:
+        return None, str(error)
+
+
+def _print_shared(screen: "Console", shared: dict[str, Any]) -> None:
+    rows = [
+        [
+            printable(shared_name(one)),
+            f"{one['connected']} of {one['members']}",
+            f"{len(one['reads'])} of {one['partitions']}",
+            _number(one["lag"]),
+            _ago(one["oldest"]),
+            printable(one["trouble"]),
+        ]
+        for one in shared["shared"]
+    ]
+    columns = ("shared log", "connected", "partitions read", "lag", "oldest", "trouble")
+    numbers = ("connected", "partitions read", "lag", "oldest")
+    screen.print(list_of(columns, rows, screen, right=numbers, spare=("connected", "oldest")))
+    more = ", and there are more: --limit" if shared["more"] else ""
+    screen.print(f"{counted(len(rows), 'group')} with shared logs{more}")
 
 
 @app.command()
@@ -120,12 +163,31 @@ def _number(number: int | None) -> str:
     return "unknown" if number is None else str(number)
 
 
+def _ago(seconds: float | None) -> str:
+    """When the oldest record was offered that was not passed on; "": there is none, or it is not known."""
+    return "" if seconds is None else f"{duration(seconds)} ago"
+
+
+def shared_name(one: dict[str, Any]) -> str:
+    return f"$share/{one['name']}/{one['filter']}"
+
+
+def group_line(group: dict[str, Any]) -> str:
+    """What is told of a group: its members, what they read, and what was not passed on to them."""
+    lag = "unknown" if group["lag"] is None else counted(group["lag"], "record")
+    oldest = "" if group["oldest"] is None else f", the oldest {_ago(group['oldest'])}"
+    members = f"{group['connected']} of {counted(group['members'], 'member')} connected"
+    return f"{members}, {len(group['reads'])} of {counted(group['partitions'], 'partition')} read, lag {lag}{oldest}"
+
+
 def _shared(one: dict[str, Any]) -> str:
     """What is told of a log that the client shares."""
     lag = "unknown" if one["lag"] is None else counted(one["lag"], "record")
     text = f"reads {len(one['reads'])} of {counted(one['partitions'], 'partition')}, lag there {lag}"
     reasons = "; ".join(printable(one[key]) for key in ("waits", "trouble") if one[key])
-    return f"{text} ({reasons})" if reasons else text
+    text = f"{text} ({reasons})" if reasons else text
+    group = one.get("group")
+    return f"{text}; all members: {group_line(group)}" if group else text
 
 
 def _facts(answer: dict[str, Any]) -> list[tuple[str, str]]:
@@ -143,7 +205,7 @@ def _facts(answer: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append(
             ("kept", kept if answer["replication"] < 1 else f"{kept}, {counted(answer['replication'], 'replica')}")
         )
-    facts += [(printable(f"$share/{one['name']}/{one['filter']}"), _shared(one)) for one in answer.get("shared", ())]
+    facts += [(printable(shared_name(one)), _shared(one)) for one in answer.get("shared", ())]
     if answer["trouble"]:
         facts.append(("trouble", printable(answer["trouble"])))
     return [*facts, ("worker", str(answer["worker"]))]

@@ -10,6 +10,7 @@ from cli.printing import console, counted, print_json, table_of
 
 LATE: Final = 10.0  # seconds that a node may take to stop, beyond its drain timeout
 REPLACING: Final = 60.0  # seconds that one worker may take to drain and restart
+GROUPS: Final = 10  # of APPLICATION clients that share a log, in the status of a node
 
 
 def stop(name: Name = None, folder: Folder = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
@@ -55,12 +56,15 @@ def reload(name: Name = None, folder: Folder = None, config: ConfigFile = None, 
 
 def status(name: Name = None, folder: Folder = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Show a node and its workers. Exit code 1 if it is not running."""
+    from cli.applications import shared_logs
     from cli.control_client import ControlClient, chosen_node
 
-    answer = ControlClient(chosen_node(name, folder, config)).request("status")
+    node = chosen_node(name, folder, config)
+    answer = ControlClient(node).request("status")
     if as_json:
         return print_json(answer)
-    show_status(answer)
+    shared, why = shared_logs(node, GROUPS) if answer.get("carrier") else (None, "")
+    show_status(answer, shared, why)
 
 
 def list_nodes(as_json: AsJson = False) -> None:
@@ -114,8 +118,8 @@ def logs(
         raise typer.Exit from None
 
 
-def show_status(answer: dict[str, Any]) -> None:
-    """Print the status of a node as text."""
+def show_status(answer: dict[str, Any], shared: dict[str, Any] | None = None, why: str = "") -> None:
+    """Print the status of a node as text. *shared*: its shared logs; None: *why* they are not known."""
     import time
 
     screen = console()
@@ -137,6 +141,8 @@ def show_status(answer: dict[str, Any]) -> None:
         for line in carrier_lines(answer["carrier"]):
             screen.print(line, highlight=False)
         for line in log_lines(answer["workers"]):
+            screen.print(line, highlight=False, markup=False)
+        for line in shared_lines(shared, why):
             screen.print(line, highlight=False, markup=False)
         for line in backbone_lines(answer["workers"], gauges):
             screen.print(line, highlight=False, markup=False)
@@ -192,6 +198,17 @@ def log_lines(workers: list[dict[str, Any]]) -> list[str]:
             more = logs["failing"] - len(logs["named"])
             lines.append(f"            {counted(more, 'more log')} of worker {one['worker']} cannot be used")
     return lines
+
+
+def shared_lines(shared: dict[str, Any] | None, why: str) -> list[str]:
+    """The logs that APPLICATION clients share, and the groups that read them."""
+    from cli.applications import group_line, shared_name
+    from cli.clients import printable
+
+    if shared is None:
+        return [f"            shared logs are not known: {why}"] if why else []
+    lines = [f"shared log  {printable(shared_name(one))}: {group_line(one)}" for one in shared["shared"]]
+    return [*lines, "            and others: `weir applications list` has all"] if shared["more"] else lines
 
 
 def backbone_lines(workers: list[dict[str, Any]], gauges: dict[str, Any]) -> list[str]:

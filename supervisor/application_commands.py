@@ -5,17 +5,20 @@ from supervisor.node import Node
 from supervisor.queue_commands import QueueCommands
 from supervisor.request import Refused
 from supervisor.session_commands import LONGEST_LIST, Arguments, Command, SessionCommands
+from supervisor.shared_log_commands import SharedLogCommands
 from supervisor.worker_process import NoAnswer
 from supervisor.workers import serving
 
 NAMED: Final = ("earliest", "latest")
+GROUPS: Final = 10  # that are asked for with a client
 
 
 class ApplicationCommands:
-    def __init__(self, node: Node, sessions: SessionCommands, queues: QueueCommands) -> None:
+    def __init__(self, node: Node, sessions: SessionCommands, queues: QueueCommands, shared: SharedLogCommands) -> None:
         self._node = node
         self._sessions = sessions
         self._queues = queues
+        self._shared = shared
 
     def commands(self) -> dict[str, Command]:
         return {
@@ -40,11 +43,23 @@ class ApplicationCommands:
         return {"applications": found[:limit], "more": len(found) > limit, "missing": self._sessions.missing()}
 
     async def _show(self, arguments: Arguments) -> object:
-        """Everything about the log of `client`. `oldest`: seconds since the oldest message that waits has come."""
+        """Everything about the log of `client`. `oldest`: seconds since the oldest message that waits has come.
+
+        The first of `shared`, the logs that it shares, have their `group`, as in the list of groups; None: not known.
+        """
         process, found = await self._sessions.first("application", arguments)
         if found["waiting"]:  # they come before those in the log
             found["oldest"] = await self._queues.oldest(process, arguments["client"])
+        for one in found.get("shared", [])[:GROUPS]:
+            one["group"] = await self._group(one["name"], one["filter"])
         return {**found, "worker": process.shard}
+
+    async def _group(self, name: str, filter: str) -> dict[str, Any] | None:
+        try:
+            groups = await self._shared.groups(f"$share/{name}/{filter}", 1, exact=True)
+        except NoAnswer:
+            return None
+        return groups[0] if groups else None
 
     async def _reset(self, arguments: Arguments) -> object:
         """Have `client`, who is away, go on in its log at `to`: an offset, or NAMED; "": at `time` (Unix, seconds).

@@ -24,6 +24,7 @@ from supervisor.queue_commands import QueueCommands
 from supervisor.request import Refused
 from supervisor.retained_commands import RetainedCommands
 from supervisor.session_commands import SessionCommands
+from supervisor.shared_log_commands import SharedLogCommands
 from supervisor.worker_process import NoAnswer, WorkerProcess
 from supervisor.workers import Shard, serving
 
@@ -35,7 +36,7 @@ NAMED: Final = ("limit_set", "limit_drop", "ban_add", "ban_remove")  # commands 
 READS: Final = frozenset(
     {"status", "nodes", "clients", "client", "why", "overload", "top", "limit_list", "ban_list"}
     | {"sessions", "session", "sessions_quarantined", "queue", "queue_page", "retained", "retained_show"}
-    | {"applications", "application"}
+    | {"applications", "application", "shared_logs"}
 )
 TESTED: Final = "WEIR_TEST"  # environment variable; 1: tests may inject signals of overload
 
@@ -49,6 +50,7 @@ class Commands:
         self._restarting = False
         sessions = SessionCommands(node)
         queues = QueueCommands(node, sessions)
+        shared = SharedLogCommands(node, sessions)
         # name: (method, types of the arguments)
         self._known: dict[str, tuple[Callable[[Arguments], Awaitable[object]], dict[str, type]]] = {
             "status": (self._status, {}),
@@ -76,7 +78,8 @@ class Commands:
             "ban_list": (self._ban_list, {}),
             **sessions.commands(),
             **queues.commands(),
-            **ApplicationCommands(node, sessions, queues).commands(),
+            **ApplicationCommands(node, sessions, queues, shared).commands(),
+            **shared.commands(),
             **RetainedCommands(node).commands(),
         }
 

@@ -24,6 +24,14 @@ REASONS: Final = 6  # for which messages were dropped that are named
 TOPICS: Final = (("topic", "wide"), ("messages", "right"), ("bytes", "right"))
 FACTS: Final = ("state", "kept", "ends", "subscriptions", "waiting", "oldest", "in flight", "dropped")
 LOG_FACTS: Final = ("log", "lag", "oldest in the log")  # of APPLICATION clients
+SHARED: Final = (  # logs that an APPLICATION client shares; but for the second column, of all members together
+    ("shared log", "wide"),
+    ("it reads", "right"),
+    ("connected", "right"),
+    ("partitions read", "right"),
+    ("lag", "right"),
+    ("oldest", "right"),
+)
 ONLY_SHOWN: Final = (
     "`weir queue` and `weir sessions` export, purge and drop it; so does this page if the dashboard has an "
 )
@@ -108,6 +116,8 @@ class _Session:
                     self._of_log += [named, self._facts[name]]
             self._topics = Table("What waits, by topic", TOPICS, "No message waits.", "waiting")
             self._counted = Sentence("fine")
+            with box("div", "gone") as self._share:
+                self._shared = Table("Shared logs", SHARED, "", "shared")
             with box("div", "actions"):
                 self._button("Count again", self._look_again)
                 if operates:
@@ -158,12 +168,18 @@ class _Session:
                 self._show_log(_plain(str(error)), "unknown", "unknown")
             else:
                 self._show_log(*_log(log))
+                self._show_shared([_shared(one) for one in log.get("shared", ())])
         return ""
 
     def _show_log(self, *facts: str) -> None:
         if not self.element.is_deleted:
             for name, fact in zip(LOG_FACTS, facts, strict=True):
                 self._facts[name].text = fact
+
+    def _show_shared(self, rows: Sequence[Row]) -> None:
+        if not self.element.is_deleted:
+            self._shared.show(rows)
+            set_classes(self._share, "" if rows else "gone")
 
     def _show_count(self, topics: Sequence[Row], oldest: str, sentence: str) -> None:
         if not self.element.is_deleted:  # somebody may have left the page
@@ -262,6 +278,21 @@ def _log(log: Mapping[str, Any]) -> tuple[str, str, str]:
     oldest = log.get("oldest")
     came = _came(oldest) if oldest is not None else "unknown" if lag is None or lag else "all is passed on"
     return words.shown(f"{where}: {trouble}" if trouble else where), behind, came
+
+
+def _shared(one: Mapping[str, Any]) -> Row:
+    """A log that the client shares."""
+    name = f"$share/{one['name']}/{one['filter']}"
+    group = one.get("group")
+    trouble = one["trouble"] or one["waits"]
+    reads = f"{len(one['reads'])} of {one['partitions']}"
+    told = ["unknown"] * 3 + [""]
+    if group:
+        told = [f"{group['connected']} of {group['members']}", f"{len(group['reads'])} of {group['partitions']}"]
+        told.append("unknown" if group["lag"] is None else _number(group["lag"], "record"))
+        told.append("" if group["oldest"] is None else f"{span(group['oldest'])} ago")
+    cells = (Cell(words.shown(name), "name", title=name), Cell(reads, title=trouble), *[Cell(each) for each in told])
+    return Row(name, cells)
 
 
 def _oldest(queue: Mapping[str, Any]) -> str:

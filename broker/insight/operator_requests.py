@@ -6,6 +6,7 @@ from broker.insight.pending_answers import Arguments, PendingAnswers
 from broker.insight.queue_requests import QueueRequests
 from broker.insight.retained_requests import RetainedRequests
 from broker.insight.session_requests import SessionRequests
+from broker.insight.shared_log_requests import SharedLogRequests
 from broker.insight.warm_first import WarmFirst
 from broker.protocol.essentials import Essentials
 from broker.protocol.parts import ProtocolParts
@@ -26,10 +27,13 @@ def operator_requests(
     queues = QueueRequests(protocol.store, durable, pending, base.clock, base.wall)
     messages = RetainedRequests(retained, protocol.publishing, durable, pending, base.clock, base.wall)
     applications = ApplicationRequests(protocol.store, sessions, durable, pending, base.wall)
+    shared = SharedLogRequests(durable, pending, base.wall)
     return {
         "applications": applications.page,
         "application": applications.show,
         "application_reset": applications.reset,
+        "shared_logs": shared.page,
+        "shared_log_oldest": shared.oldest,
         "sessions": sessions.page,
         "session": warm.of(sessions.show),
         "session_drop": warm.of(sessions.drop),

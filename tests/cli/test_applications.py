@@ -99,3 +99,31 @@ def test_a_client_of_another_kind_has_no_log(running: BrokerProcess, folder: str
 
     assert "weir: The client 'device' is no APPLICATION client: its messages wait in no log." == shown.stderr.strip()
     assert (1, 2, 1) == (nobody.returncode, shown.returncode, len(nobody.stderr.splitlines()))
+
+
+def test_logs_that_clients_share_are_listed(running: BrokerProcess, folder: str) -> None:
+    """Nobody could see that a group falls behind, or that nobody reads for it."""
+    client = RawClient(running.port, V5)
+    client.connect("app-shared", clean_start=False, properties=ONE_BY_ONE)
+    client.subscribe("$share/g/shared/#", qos=1)
+    client.close()
+    publisher = RawClient(running.port, V5)
+    publisher.connect("publisher")
+    for number in range(3):
+        publisher.publish("shared/t", b"%d" % number, qos=1)
+    publisher.close()
+
+    lines = weir("applications", "list", "--folder", folder).stdout.splitlines()
+    (told,) = json.loads(weir("applications", "list", "$share/g", "--json", "--folder", folder).stdout)["shared"]
+    shown = weir("applications", "show", "app-shared", "--folder", folder).stdout
+    status = weir("status", "--folder", folder).stdout
+
+    assert "1 group with shared logs" == lines[-1].strip()
+    assert " ".join(lines[-2].split()).startswith("$share/g/shared/# 0 of 1 0 of 12 3 ")
+    assert ("g", "shared/#", 1, 0, [], 3, "") == tuple(
+        told[key] for key in ("name", "filter", "members", "connected", "reads", "lag", "trouble")
+    )
+    assert 0 <= told["oldest"] < 60
+    group = "0 of 1 member connected, 0 of 12 partitions read, lag 3 records, the oldest"
+    assert f"all members: {group}" in " ".join(shown.split())
+    assert f"shared log  $share/g/shared/#: {group}" in status

@@ -2,12 +2,14 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from broker.config.applications import Application, ApplicationRule
 from broker.config.schema import Config
+from broker.insight.pending_answers import PATIENCE
+from broker.insight.shared_log_requests import LATE
 from broker.mqtt.packets import (
     PUBACK,
     PUBCOMP,
@@ -31,6 +33,7 @@ from broker.store.durable.group_looks import POLL
 from broker.store.durable.log_topics import partition_of, shared_topic_of, topic_of
 from broker.store.durable.shared_logs import DurableSharedLogs
 from broker.store.durable.shared_readers import ReadGroup
+from supervisor.shared_log_commands import together
 from tests.cluster.durable_node import EXPIRY
 from tests.cluster.test_applications import Links, link, settle
 from tests.innode import Node
@@ -485,9 +488,9 @@ def test_groups_that_are_idle_cost_next_to_nothing(
         return look(group, now)
 
     monkeypatch.setattr(ReadGroup, "look", counted)
-    node.wait(30)
+    node.wait(12)
 
-    assert len(looks) <= 3 * 30 / POLL * 2
+    assert len(looks) <= 3 * 12 / POLL * 2
 
 
 def test_a_member_that_is_stuck_is_noticed_at_once(
@@ -560,3 +563,59 @@ def test_a_member_that_connects_or_leaves_is_noticed_at_once(services: Callable[
         node.wait(0.02)
 
     assert node.node.clock.now - connected <= 0.2
+
+
+def listed(node: Services, match: str = "") -> list[dict[str, Any]]:
+    """What the workers say of groups together, and how old what waits is."""
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for broker in node.node:
+        asked = Operator(broker).begin("shared_logs", {"position": 0, "match": match, "exact": False})
+        node.go_on()
+        ((page, error),) = asked
+        assert isinstance(page, dict) and not error and page["next"] is None
+        for part in page["shared"]:
+            parts.setdefault(f"{part['name']}/{part['filter']}", []).append(part)
+    found = []
+    for group in parts.values():
+        shown, behind = together(group)
+        asked = Operator(node.node[0]).begin("shared_log_oldest", {"topic": shown["topic"], "positions": behind})
+        node.go_on()
+        ((shown["oldest"], error),) = asked
+        assert not error
+        found.append(shown)
+    return found
+
+
+def test_operators_are_told_of_groups_with_their_lags(services: Callable[..., Services]) -> None:
+    """Nobody would see that a group falls behind before retention deletes what it has not read."""
+    node = services()
+    node.subscribe(0, "service1")
+    node.subscribe(1, "service2")
+    node.subscribe(1, "service3", b"$share/other/" + FILTER)
+    node.until(lambda: node.balanced("service1", "service2") and node.balanced("service3"))
+    node.publish(0, *numbers(0, 10))
+    node.until(lambda: len(node.got["service3"]) == 10)
+    first, other = listed(node)
+    assert ("g", "t/#", shared_topic_of(FILTER)) == (first["name"], first["filter"], first["topic"])
+    assert [first] == listed(node, "$share/g/")
+    for one, members in ((first, 2), (other, 1)):
+        assert (PARTITIONS, members, members) == (one["partitions"], one["members"], one["connected"])
+        assert (list(range(PARTITIONS)), 0, None, "") == (one["reads"], one["lag"], one["oldest"], one["trouble"])
+    node.leave("service1")
+    node.leave("service2")
+    node.publish(1, *numbers(10, 20))
+    node.node.advance(60)
+    node.publish(1, *numbers(20, 30))
+    records = [len(node.log.topics[name_of(shared_topic_of(FILTER), each)].records) for each in range(PARTITIONS)]
+    first, other = listed(node)
+
+    assert (2, 0, []) == (first["members"], first["connected"], first["reads"])
+    assert 0 < first["lag"] < sum(records)
+    assert 60 <= first["oldest"] <= 70
+    assert (0, None) == (other["lag"], other["oldest"])
+    node.links[node.node[0]][0].away = True
+    asked = Operator(node.node[0])
+    outcomes = asked.begin("shared_logs", {"position": 0, "match": "", "exact": False})
+    node.node.clock.now += PATIENCE + 0.1
+    asked.pending.expire()
+    assert [(None, LATE)] == outcomes

@@ -112,6 +112,28 @@ def test_the_lag_of_a_service_is_seen(weir: Node, url: str, look: Look, keep: Ke
     assert "oldest in the log" not in shown(page)
 
 
+def test_the_logs_that_a_service_shares_are_seen(weir: Node, url: str, look: Look, keep: Keep) -> None:
+    """Nobody would see that a group of services falls behind, or that none of them reads."""
+    filter, name = f"shared/{HOSTILE_TOPIC}/#", "service that shares"
+    client = weir.client(name, properties=KEPT)
+    client.subscribe(f"$share/group/{filter}", qos=1)
+    client.disconnect()
+    publisher = weir.client("publisher of a shared log")
+    for number in range(WAITING):
+        publisher.publish(f"shared/{HOSTILE_TOPIC}/t", b"%d" % number, qos=1)
+    publisher.disconnect()
+    page = look(f"{url}client/{quote(name)}")
+    until(lambda: page.locator("table.shared tbody tr").count() == 1, "the shared log is not shown")
+    keep(page, "session-shared")
+    cells = page.locator("table.shared tbody tr").inner_text().split("\t")
+
+    assert cells[0].startswith("$share/group/shared/")
+    assert ["0 of 12", "0 of 1", "0 of 12", f"{WAITING} records"] == cells[1:5]
+    assert cells[5].endswith("ago")
+    assert 0 == page.locator("main img").count()
+    assert [] == page.evaluate(PALE)
+
+
 def exported(url: str, name: str, cookie: str = "") -> tuple[int, list[str]]:
     """The status and the lines of the answer."""
     host, _, port = url.split("/")[2].rpartition(":")

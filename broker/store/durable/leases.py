@@ -26,6 +26,10 @@ ORIGINS: Final = 512
 SHARED_ERA: Final = bytes(8)  # of the packs in shared logs: positions tell what is for a group
 
 
+HELD: Final = b"L"  # how the value of a partition in the state of a group begins while it is leased (lease_scripts.py)
+MEMBER: Final = 16  # bytes
+
+
 class RecentTokens:
     """The highest number of each origin whose publishes were passed on last."""
 
@@ -69,6 +73,18 @@ class LeaseReader:
     def passes_on(self) -> None:
         """The session is passed on messages, from whichever log."""
         raise NotImplementedError
+
+
+def saved_position(value: bytes) -> int | None:
+    """The offset up to which a group has read a partition, by *value*, which its state has of it; None: unknown.
+
+    While the partition is leased, it is that at which the lease began.
+    """
+    saved = value[1 + EPOCH + MEMBER :] if value[:1] == HELD else value[1:]
+    try:
+        return Lease(b"", 0, bytes(EPOCH) + saved).position.offset
+    except ValueError:
+        return None
 
 
 def first_saved(offset: int) -> bytes:

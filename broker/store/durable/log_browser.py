@@ -19,11 +19,11 @@ Found = Callable[[int, int], None]  # the offset of a record, and when it was of
 
 
 class LogLook(LogReader):
-    """Tells *found* of the first record of *topic* from *offset* on; it waits for one, and may be ended before."""
+    """Tells *found* of the first record of a partition from *offset* on; it waits for one, and may be ended before."""
 
-    def __init__(self, link: LogLink, topic: str, offset: int, found: Found) -> None:
+    def __init__(self, link: LogLink, topic: str, offset: int, found: Found, partition: int = 0) -> None:
         self._found = found
-        self._reading: LogReading | None = link.read(topic, 0, Position(offset), self)
+        self._reading: LogReading | None = link.read(topic, partition, Position(offset), self)
 
     def end(self) -> None:
         reading, self._reading = self._reading, None

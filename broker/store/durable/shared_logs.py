@@ -28,6 +28,7 @@ from broker.store.durable.shared_topics import SharedTopic, SharedTopics
 from broker.store.durable.store import DurableStore
 from broker.store.logs.port import LogLink
 from broker.store.logs.topics import LogError, TopicProperties
+from broker.store.redis.connection import packed
 from broker.store.redis.pipeline import CallbackCommand
 
 TIMEOUT: Final = 5.0  # seconds for a call of leases.lua
@@ -214,6 +215,11 @@ class DurableSharedLogs(SharedLogs):
         """Those with members at this worker."""
         return list(self._groups.values())
 
+    def read_state(self, group: ReadGroup, then: Callable[[dict[bytes, bytes] | None], None]) -> None:
+        """Tell *then* what Redis has of the partitions of *group* (lease_scripts.py); None: it does not answer."""
+        key = self.keys.of(group.digest, b"")[0]
+        self._durable.submit(CallbackCommand(packed("HGETALL", key), TIMEOUT, partial(_state, then)), self.now())
+
     # Appending.
 
     def _append_soon(self, log: SharedFilterLog) -> None:
@@ -262,6 +268,11 @@ class _Waiting:
         self._count -= 1
         if not self._count:
             self._then()
+
+
+def _state(then: Callable[[dict[bytes, bytes] | None], None], reply: object, failure: StoreFailure | None) -> None:
+    words = reply if isinstance(reply, list) else []
+    then(None if failure is not None else dict(zip(words[::2], words[1::2], strict=True)))
 
 
 def _nothing() -> None:

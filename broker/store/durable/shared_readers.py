@@ -151,6 +151,15 @@ class ReadGroup:
         self._joining = False  # the group begins
         self._to_join: list[GroupMember] = []  # when it has
 
+    def share_and_filter(self) -> tuple[str, str]:
+        subscription = next(iter(self.members))
+        return subscription.share.decode(errors="replace"), subscription.filter.decode(errors="replace")
+
+    def name(self) -> str:
+        """For people: as its members have subscribed. It has members."""
+        share, filter = self.share_and_filter()
+        return f"$share/{share}/{filter}"
+
     def reading(self) -> list[tuple[GroupMember, list[Lease]]]:
         """The members that take part, and the leases that they have."""
         return [(member, member.queue.leases.of_group(self.digest)) for member in self._parts]
