@@ -43,8 +43,8 @@ def backup(
     """Copy the durable state of a node into a new file: sessions, queues, QoS 2 state, wills and retained messages.
 
     The node may run. Of a stopped node, a backup is of one moment; it needs the settings that the node is started with.
-    The file contains what clients have sent, and only its owner may read it.
-    The logs of APPLICATION clients are not in it.
+    The file contains what clients have sent, and only its owner may read it. The logs of APPLICATION clients are in it
+    if Redis has them; Kafka keeps its own topics, and sessions go on in them where they were.
     """
     from cli.control_client import ControlClient
     from supervisor.backup.stopped_node import with_redis_of
@@ -70,6 +70,10 @@ def backup(
     typer.echo(f"Backed up {_told(done)} to {file} ({short(done['bytes'])}B).")
     if done["running"]:
         typer.echo(RAN)
+    if done["logs"]:
+        typer.echo(f"It has {counted(done['logs'], 'log')} of APPLICATION clients.")
+    if done["logs_elsewhere"]:
+        typer.echo(f"The logs of {counted(done['logs_elsewhere'], 'session')} are in Kafka, and not in it.")
     if done["unreadable"]:
         named = ", ".join(printable(one) for one in done["unreadable"][:NAMED])
         more = ", ..." if len(done["unreadable"]) > NAMED else ""
@@ -182,13 +186,17 @@ def _export(server: "redis.Redis", era: bytes, prefix: str, file: Path, node: st
     from broker.version import VERSION
     from supervisor.backup.backup_file import BackupWriter, Head
     from supervisor.backup.export import Export
+    from supervisor.backup.logs import LogExport
 
     with BackupWriter(file, Head(node, VERSION, DURABLE_FORMAT, time.time(), running)) as writer:
-        export = Export(server, Keys(prefix), writer, era)
+        logs = LogExport(server, prefix, writer)
+        export = Export(server, Keys(prefix), writer, era, logs)
         export.run()
         counts, size = writer.finish()
     unreadable = [one.decode(errors="backslashreplace") for one in export.unreadable]
-    return {**_counts(counts), "bytes": size, "running": running, "unreadable": unreadable}
+    elsewhere = 0 if logs.topics else export.services
+    of_logs = {"logs": logs.topics, "logs_elsewhere": elsewhere}
+    return {**_counts(counts), **of_logs, "bytes": size, "running": running, "unreadable": unreadable}
 
 
 def _counts(counts: "Counts") -> dict[str, Any]:

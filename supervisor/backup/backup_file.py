@@ -7,6 +7,12 @@
 #               of what waits for a shared subscription (store/durable/group_queue.py), and the same of that
 #     PACKS     packs of the queue of the session before, in their order; as many frames as it takes
 #     RETAINED  topics and values
+#     GROUP     of APPLICATION clients that share a log: its digest, fields and values of its state, and its members
+#               (store/durable/lease_scripts.py)
+#     LOG       of an APPLICATION client, or shared: its topic, its properties, and of each partition the offset of the
+#               next record, the bytes of all records, and the identity of the topic (carrier/redis_keys.py)
+#     RECORDS   of a log: its topic, the number of a partition, then of each record its id, itself, the time at which it
+#               came, and the bytes before it
 #     END       how many sessions, packs and retained messages there were; the last frame, and only that
 #   SHA-256 of everything before it, 32 bytes
 #
@@ -31,16 +37,21 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import msgpack
 
 MAGIC: Final = b"\x89WEIR\r\n\x1a"  # as in PNG: a copy that changes line ends or the eighth bit is noticed
-VERSION: Final = 1  # a change that former builds cannot read raises it; every version up to this one is read
+VERSION: Final = 2  # raised by what former builds cannot read, 2: groups and logs; every version up to it is read
 LARGEST: Final = 512 * 1024 * 1024  # bytes of a frame; a message has at most 256 MiB
 PART: Final = 1 << 20  # bytes of packs or values in a frame, about
 DIGEST: Final = 32
+OF_HEAD: Final = 3  # values of each partition
+OF_RECORD: Final = 4  # values of each record
 
 HEAD: Final = 0
 SESSION: Final = 1
 PACKS: Final = 2
 RETAINED: Final = 3
 END: Final = 4
+GROUP: Final = 5
+LOG: Final = 6
+RECORDS: Final = 7
 
 
 class BackupUnusable(Exception):
@@ -101,6 +112,18 @@ class BackupWriter:
         for part in parts(values, 2):
             self._frame([RETAINED, *part])
         self._retained += len(values) // 2
+
+    def group(self, digest: bytes, fields: list[bytes], members: list[bytes]) -> None:
+        """*fields*: each name is followed by its value."""
+        self._frame([GROUP, digest, fields, members])
+
+    def log(self, topic: bytes, properties: bytes, heads: list[bytes]) -> None:
+        self._frame([LOG, topic, properties, heads])
+
+    def records(self, topic: bytes, partition: int, values: list[bytes]) -> None:
+        """*values*: four of each record."""
+        for part in parts(values, OF_RECORD):
+            self._frame([RECORDS, topic, partition, part])
 
     def finish(self) -> tuple[Counts, int]:
         """The backup is complete: give the file its name. What it has, and its bytes."""
@@ -250,7 +273,9 @@ def _added(counts: Counts, kind: int, content: list[Any]) -> Counts:
         return Counts(sessions + 1, packs, retained)
     if kind == PACKS:
         return Counts(sessions, packs + len(content), retained)
-    return Counts(sessions, packs, retained + len(content) // 2)
+    if kind == RETAINED:
+        return Counts(sessions, packs, retained + len(content) // 2)
+    return counts
 
 
 def _is_valid(kind: int, content: list[Any], counts: Counts) -> bool:
@@ -262,11 +287,22 @@ def _is_valid(kind: int, content: list[Any], counts: Counts) -> bool:
         return bool(client and fields) and _pairs(fields) and all(type(each) is int for each in marks)
     if kind == PACKS:
         return bool(content) and counts.sessions > 0 and _all_bytes(content)
-    return kind == RETAINED and _pairs(content)
+    if kind == RETAINED:
+        return _pairs(content)
+    types = [type(each) for each in content]
+    if kind == GROUP:
+        return types == [bytes, list, list] and _pairs(content[1]) and _all_bytes(content[2])
+    if kind == LOG:
+        return types == [bytes, bytes, list] and _of(content[2], OF_HEAD)
+    return kind == RECORDS and types == [bytes, int, list] and _of(content[2], OF_RECORD)
 
 
 def _pairs(values: list[Any]) -> bool:
-    return len(values) % 2 == 0 and _all_bytes(values)
+    return _of(values, 2)
+
+
+def _of(values: list[Any], together: int) -> bool:
+    return len(values) % together == 0 and _all_bytes(values)
 
 
 def _all_bytes(values: list[Any]) -> bool:

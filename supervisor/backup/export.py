@@ -9,6 +9,8 @@
 # - What waits for a shared subscription is stored as a session is (store/durable/shared_lists.py), and read before all
 #   sessions, and what returns to one (store/durable/returned.py) before that: a message that moves on meanwhile may be
 #   in the backup twice, and is not missing. What a session that ends meanwhile returns may be missing.
+# - How far groups of APPLICATION clients have read the logs that they share is read before all of that (groups.py), and
+#   logs behind it (logs.py).
 # - It takes the memory of one slice's client ids and of one call's sessions here, and of the latter in the server: CALL
 #   bytes, or one whole queue (limits.queue_bytes).
 #
@@ -23,9 +25,12 @@ import redis
 from redis.exceptions import ResponseError
 
 from broker.store.durable.group_queue import is_group, is_pending_will, is_returned, is_session
+from broker.store.durable.stored_session import LOG
 from broker.store.durable.tokens import believed_fields
 from broker.store.redis.keys import SLICES, Keys
 from supervisor.backup.backup_file import BackupWriter
+from supervisor.backup.groups import export_groups
+from supervisor.backup.logs import LogExport
 from supervisor.backup.whole_packs import whole_packs
 
 CALL: Final = 2 << 20  # bytes of sessions in one call, about: the server is busy for some milliseconds
@@ -77,23 +82,31 @@ return found
 
 
 class Export:
-    def __init__(self, server: "redis.Redis", keys: Keys, backup: BackupWriter, era: bytes = b"") -> None:
-        """*era*: of the data in *server*, see `StoredTokens.era`."""
+    def __init__(
+        self, server: "redis.Redis", keys: Keys, backup: BackupWriter, era: bytes = b"", logs: LogExport | None = None
+    ) -> None:
+        """*era*: of the data in *server*, see `StoredTokens.era`. *logs*: of APPLICATION clients."""
+        self.services = 0  # sessions with logs
         self.unreadable: list[bytes] = []  # client ids of sessions, and keys, that are damaged: the backup lacks them
         self._server = server
         self._keys = keys
         self._backup = backup
         self._era = era
+        self._logs = logs
         self._workers: list[bytes] = []  # incarnations of those that have, or had, durable sessions
 
     def run(self) -> None:
         """redis.RedisError, BackupUnusable."""
+        self.unreadable += export_groups(self._server, self._keys, self._backup)
         for of_kind in (is_returned, is_group, is_session, is_pending_will):
             for number in range(SLICES):
                 self._workers = self._find_workers()
                 self._read(number, [name for name in self._clients(number) if of_kind(name)])
         for number in range(SLICES):
             self._read_retained(self._keys.retained(number))
+        if self._logs is not None:
+            self._logs.run()
+            self.unreadable += self._logs.unreadable
 
     def _find_workers(self) -> list[bytes]:
         found: set[bytes] = set()
@@ -144,6 +157,7 @@ class Export:
         if lacking and self._has(number, client, lacking):
             self.unreadable.append(client)
             return
+        self.services += LOG in fields[::2]
         self._backup.session(client, believed_fields(fields, self._era), sorted(map(int, marks)), whole)
 
     def _has(self, number: int, client: bytes, packs: list[bytes]) -> bool:

@@ -2,8 +2,8 @@
 #
 # - The file is read twice: nothing is written before all of it was found undamaged, and the node without data.
 # - Nothing that is written can be seen before the last transaction: sessions are those of workers that are not among
-#   the owners of the node, and retained messages are under other keys. So a restore that fails, or is killed, leaves
-#   what no worker reads; it removes that, or the next restore does.
+#   the owners of the node, and retained messages, groups and logs are under other keys. So a restore that fails,
+#   or is killed, leaves what no worker reads; it removes that, or the next restore does.
 # - The workers that start next adopt the sessions, as those of workers that have died (store/durable/adoption.py).
 #   SHARES such workers share them, so that however many start, each gets its part. None of them ever ran: no fence and
 #   no commit number has its name, and no process that still runs writes its keys.
@@ -33,7 +33,9 @@ from broker.store.durable.index import READ
 from broker.store.durable.stored_session import HEAD, DamagedRecord, read_record
 from broker.store.durable.tokens import COUNTED, INCOMING, TOKEN
 from broker.store.redis.keys import DURABLE_FORMAT, LEASE, SLICES, Keys
-from supervisor.backup.backup_file import PACKS, SESSION, BackupReader, Counts
+from supervisor.backup.backup_file import GROUP, LOG, PACKS, RECORDS, SESSION, BackupReader, Counts
+from supervisor.backup.groups import RestoredGroups
+from supervisor.backup.logs import RestoredLogs
 
 SHARES: Final = 60  # one to six workers, and ten, get equally many sessions
 SHARE: Final = b"ffffffffffffff"  # so the incarnation of each begins, and that of no worker, which has 63 bits
@@ -65,6 +67,8 @@ class Restore:
         self._used: set[int] = set()  # shares with sessions
         self._slices: set[int] = set()  # with retained messages
         self._queue = b""  # the key of that of the last session
+        self._groups = RestoredGroups(self._keys)
+        self._logs = RestoredLogs(prefix)
 
     def run(self) -> Counts:
         """Restore everything; what that was. RestoreRefused, BackupUnusable, redis.RedisError: nothing is restored."""
@@ -141,6 +145,12 @@ class Restore:
                 elif kind == PACKS:
                     batch.rpush(self._queue, *content)
                     size += sum(map(len, content))
+                elif kind == GROUP:
+                    size += self._groups.add(batch, *content)
+                elif kind == LOG:
+                    size += self._logs.add(batch, *content)
+                elif kind == RECORDS:
+                    size += self._logs.add_records(batch, *content)
                 else:
                     size += self._write_retained(batch, content)
                 if size >= BATCH_BYTES or len(batch) >= BATCH:
@@ -159,6 +169,7 @@ class Restore:
         batch.hset(keys.index, client, _index_value(client, fields))
         if is_session(client):
             self._write_owner(batch, client, fields, share)
+            self._groups.add_session(batch, client, fields)
         if marks:
             batch.sadd(keys.released + client, *marks)
         return sum(map(len, fields))
@@ -199,6 +210,8 @@ class Restore:
         with self._server.pipeline(transaction=True) as last:
             for number in sorted(self._slices):
                 last.rename(self._keys.restoring(number), self._keys.retained(number))
+            self._groups.make_visible(last)
+            self._logs.make_visible(last)
             if shares:
                 last.hset(self._keys.durable_owners(self._node), items=shares)
             last.execute()

@@ -124,3 +124,46 @@ def test_another_node_goes_on_with_a_backup(start: StartNode, tmp_path: Path) ->
     listed = json.loads(weir("sessions", "list", "--json", "--folder", str(node.folder / "node")).stdout)
     assert {0, 1, 2} == {one["worker"] for one in listed["sessions"]}
     assert [] == list(tmp_path.glob(".*"))
+
+
+def test_services_go_on_with_a_backup(tmp_path: Path) -> None:
+    """What waits for a service would be lost with its machine, and a group of services begin where its log ends."""
+    services = '[{client = "service*"}]'
+    settings = ("--set", f"application.clients={services}")
+    file = tmp_path / "backup"
+    nodes: list[Node] = []
+
+    def start_services(name: str) -> Node:
+        (tmp_path / name).mkdir(exist_ok=True)
+        one = Node(tmp_path / name, 2, node__name=name, store__durability="process", application__clients=services)
+        nodes.append(one)
+        return one
+
+    try:
+        former = start_services("former")
+        for name in ("service1", "service2"):
+            service = former.client(name, clean_start=False, properties=LONG)
+            service.subscribe("$share/group/work/#" if name == "service2" else "news/#", qos=1)
+            service.close()
+        publisher = former.client("publisher")
+        for number in range(20):
+            publisher.publish("news/1", b"%d" % number, qos=1)
+            publisher.publish(f"work/{number}", b"%d" % number, qos=1)
+        publisher.close()
+        former.end()
+        done = run(tmp_path, "former", "backup", file, *settings)
+        restored = run(tmp_path, "next", "restore", file, "--yes", *settings)
+        node = start_services("next")
+        found: dict[str, list[bytes]] = {}
+        for name in ("service1", "service2"):
+            client = back(node, name)
+            found[name] = [client.take().payload for _ in range(20)]
+            client.close()
+    finally:
+        for one in nodes:
+            one.end()
+
+    assert (0, "", 0, "") == (done.returncode, done.stderr, restored.returncode, restored.stderr)
+    assert "It has 3 logs of APPLICATION clients." in done.stdout
+    assert [b"%d" % number for number in range(20)] == found["service1"]
+    assert sorted(found["service1"]) == sorted(found["service2"])

@@ -52,12 +52,12 @@ CONFIG: Final = Config(application=APPLICATION_20)
 Links = dict[Broker, tuple[ModelLink, Gate]]
 
 
-def link(log: ModelLog, links: Links, broker: Broker) -> None:
-    """Give *broker* a link to *log*."""
+def link(log: ModelLog, links: Links, broker: Broker, sources: int = 0) -> None:
+    """Give *broker* a link to *log*. *sources*: in place of other incarnations, for workers of another node."""
     store = broker.worker.links.durable_store
     assert isinstance(store, DurableStore)
     gate = broker.worker.protection.throttle.add_gate("log", broker.clock.now)
-    links[broker] = ModelLink(log, broker.identity.incarnation), gate
+    links[broker] = ModelLink(log, sources + broker.identity.incarnation), gate
     store.keep_logs(links[broker][0], gate, log_settings(broker.worker.base.config.application))
 
 

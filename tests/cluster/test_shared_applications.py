@@ -58,10 +58,19 @@ TURNS: Final = 100
 class Services:
     """A node, its log, and the services that are connected to it."""
 
-    def __init__(self, nodes: Callable[..., Node], redis: RunningRedis, workers: int, config: Config = CONFIG) -> None:
-        self.log = ModelLog()
+    def __init__(
+        self,
+        nodes: Callable[..., Node],
+        redis: RunningRedis,
+        workers: int,
+        config: Config = CONFIG,
+        log: ModelLog | None = None,
+        sources: int = 0,
+    ) -> None:
+        self.log = log or ModelLog()
         self.links: Links = {}
-        self.node = nodes(workers, config, redis, durable=True, prepare=partial(link, self.log, self.links))
+        prepare = partial(link, self.log, self.links, sources=sources)
+        self.node = nodes(workers, config, redis, durable=True, prepare=prepare)
         self.redis = redis
         self.clients: dict[str, Client] = {}
         self.got: dict[str, list[bytes]] = {}

@@ -16,7 +16,8 @@
 #                                       and PREFIX:{R}:members:DIGEST, a set, who they are: lease_scripts.py
 #   PREFIX:{R}:damaged:...      what was such a session and cannot be read
 #   PREFIX:{R}:retained         hash  topic -> retained message, or its deletion (store/durable/retained_value.py)
-#   PREFIX:{R}:restoring        hash  what becomes that of the former key when a backup is restored
+#   PREFIX:{R}:restoring        hash  what becomes that of the former key when a backup is restored; and
+#                                       PREFIX:{R}:restoring:..., what becomes a group, or a log of the carrier
 #   PREFIX:{R}:unreadable       hash  topic -> what was such a value and cannot be read
 #   PREFIX:fence:INCARNATION    list  client ids of sessions that were taken from a worker that did not answer, and ""
 #                                       when its sessions were adopted
@@ -149,6 +150,21 @@ class Keys:
     def restoring(self, number: int) -> bytes:
         """What becomes `retained()` when a backup is restored."""
         return f"{self._prefix}:{{{number}}}:restoring".encode()
+
+    def restoring_group(self, digest: bytes) -> bytes:
+        """What becomes `group_state()` then."""
+        return self._restoring(zlib.crc32(digest) % SLICES, f"group:{digest.hex()}")
+
+    def restoring_members(self, digest: bytes) -> bytes:
+        """What becomes `group_members()` then."""
+        return self._restoring(zlib.crc32(digest) % SLICES, f"members:{digest.hex()}")
+
+    def restoring_log(self, name: str) -> bytes:
+        """What becomes a key of a log in Redis then (carrier/redis_keys.py)."""
+        return self._restoring(0, f"log:{name}")
+
+    def _restoring(self, number: int, name: str) -> bytes:
+        return f"{self._prefix}:{{{number}}}:restoring:{name}".encode()
 
     def unreadable(self, number: int) -> bytes:
         """What cannot be read of `retained()`."""
