@@ -30,6 +30,8 @@ from broker.reasons import FilterRefusal
 from broker.session.session import Session
 from broker.store.durable import group_looks
 from broker.store.durable.group_looks import POLL
+from broker.store.durable.lease_scripts import LEASE
+from broker.store.durable.leases import EPOCH
 from broker.store.durable.log_topics import partition_of, shared_topic_of, topic_of
 from broker.store.durable.shared_logs import DurableSharedLogs
 from broker.store.durable.shared_readers import ReadGroup
@@ -628,3 +630,37 @@ def test_operators_are_told_of_groups_with_their_lags(services: Callable[..., Se
     node.node.clock.now += PATIENCE + 0.1
     asked.pending.expire()
     assert [(None, LATE)] == outcomes
+
+
+@pytest.mark.parametrize("damage", ["record", "queue", "lease"])
+def test_a_session_that_cannot_be_read_leaves_its_groups(services: Callable[..., Services], damage: str) -> None:
+    """Its partitions would be read by nobody, and its group never end."""
+    node = services()
+    node.subscribe(0, "service1")
+    node.subscribe(1, "service2")
+    node.until(lambda: node.balanced("service1", "service2"))
+    node.publish(1, *numbers(0, 20))
+    node.until(lambda: len(node.got["service1"] + node.got["service2"]) == 20)
+    dead = node.node[0]
+    del node.clients["service1"]
+    node.node.kill(dead)
+    node.links[dead][0].end(most=0, late=0)
+    stored: Any = node.redis.client()
+    (record,) = stored.keys("*:session:*:service1")
+    fields = stored.hkeys(record)
+    leases = [field for field in fields if field.startswith(LEASE)]
+    assert 3 == len(leases)
+    if damage == "record":
+        stored.hset(record, "", "no head")
+    elif damage == "queue":
+        stored.rpush(record.replace(b":session:", b":queue:"), "no pack")
+    else:
+        stored.hset(record, leases[0], stored.hget(record, leases[0])[:EPOCH] + b"?")
+    node.publish(0, *numbers(20, 40))
+    node.node.start(0)
+    node.until(lambda: node.balanced("service2"))
+    node.until(lambda: set(numbers(0, 40)) <= {*node.got["service1"], *node.got["service2"]})
+
+    assert [stored.scard(members) for members in stored.keys("*:members:*")] == [1]
+    if damage != "lease":  # then that partition begins anew
+        assert 40 == len(node.got["service1"] + node.got["service2"])

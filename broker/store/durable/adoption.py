@@ -30,13 +30,15 @@ from typing import Any, Final, Protocol, cast
 from hiredis import ReplyError
 
 from broker.reasons import StoreFailure
+from broker.routing.group_names import is_shared
 from broker.store.durable.dropped_queues import DroppedQueues, is_dropped
 from broker.store.durable.group_commit import PAUSE
 from broker.store.durable.group_queue import is_session
+from broker.store.durable.lease_scripts import LEASE
 from broker.store.durable.pack import decode_pack
 from broker.store.durable.queue_state import QueueState
 from broker.store.durable.record import SessionRecord
-from broker.store.durable.stored_session import StoredSession, read_record
+from broker.store.durable.stored_session import LOG, StoredSession, read_record
 from broker.store.durable.tokens import TakenNumbers
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import FENCED_FOR, SLICES, Keys
@@ -128,6 +130,16 @@ def restore(
     for part in parts:
         if isinstance(part, ReplyError):  # a key of another type
             raise ValueError(str(part))
+    try:
+        return _restored(parts, record, state, again, now, wall)
+    except ValueError:
+        _leave_groups(record, parts[0])
+        raise
+
+
+def _restored(
+    parts: list[Any], record: SessionRecord, state: QueueState | None, again: list[bytes], now: float, wall: float
+) -> StoredSession:
     fields, first, last, length, released = parts
     stored = read_record(fields)
     if stored.log or stored.leases:
@@ -142,6 +154,16 @@ def restore(
         record.queue().restore_leases(stored.leases)
     record.restore(stored)
     return stored
+
+
+def _leave_groups(record: SessionRecord, fields: list[bytes]) -> None:
+    """The session with *fields* is damaged: it is to leave groups that share a log, with its leases, when it ends."""
+    values = dict(zip(fields[::2], fields[1::2], strict=True))
+    leases = {field: value for field, value in values.items() if field.startswith(LEASE)}
+    if leases or LOG in values:
+        record.become_application()
+        record.remember_groups([field for field in values if is_shared(field)])
+        record.queue().restore_leases(leases, damaged=True)
 
 
 def set_aside(record: SessionRecord, why: str) -> None:

@@ -412,8 +412,8 @@ class ApplicationQueue(DurableQueue):
         self.leases.release(lease)
         self._commit.soon(self)
 
-    def restore_leases(self, fields: dict[bytes, bytes]) -> None:
-        self.leases.restore(fields)
+    def restore_leases(self, fields: dict[bytes, bytes], damaged: bool = False) -> None:
+        self.leases.restore(fields, damaged)
         self._commit.soon(self)
 
     def record_key(self) -> bytes:

@@ -6,9 +6,11 @@
 from typing import Final
 
 from broker.store.durable.lease_scripts import LeaseKeys, lease_field, read_field
-from broker.store.durable.leases import Lease, LeaseReader
+from broker.store.durable.leases import EPOCH, Lease, LeaseReader, first_saved
 from broker.store.durable.log_feed import LogFeed
 from broker.store.durable.removals import Words
+
+UNREAD: Final = bytes(EPOCH) + first_saved(0)  # in place of what is stored of a lease
 
 
 class HeldLeases:
@@ -20,10 +22,18 @@ class HeldLeases:
     def add(self, lease: Lease) -> None:
         self.all[lease_field(lease.group, lease.partition)] = lease
 
-    def restore(self, fields: dict[bytes, bytes]) -> None:
-        """What is stored of leases, by field: nobody reads these partitions, so they are released. ValueError."""
+    def restore(self, fields: dict[bytes, bytes], damaged: bool = False) -> None:
+        """What is stored of leases, by field: nobody reads these partitions, so they are released. ValueError.
+
+        *damaged*: the session is; its leases are released as they are stored, whether they can be read or not.
+        """
         for field, value in fields.items():
-            lease = Lease(*read_field(field), value)
+            try:
+                lease = Lease(*read_field(field), UNREAD if damaged else value)
+            except ValueError:
+                if not damaged:
+                    raise
+                continue
             lease.releasing = True
             self.all[field] = lease
 

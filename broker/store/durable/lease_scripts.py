@@ -19,7 +19,8 @@
 # state. The epoch tells a lease from a later one of the same partition. Both are told on a channel: FREED, a group has
 # partitions, or places, to give; ASKED, a member is to release some, as another one has too few.
 #
-# A member joins once its subscription is stored, and is removed with that (record.py).
+# A member joins once its subscription is stored, and is removed with that (record.py); a session that cannot be read
+# leaves its groups and leases as it is put aside (adoption.py).
 import hashlib
 from importlib.resources import files
 from typing import Final

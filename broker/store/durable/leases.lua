@@ -4,8 +4,9 @@
 --   KEYS state of the group, its members, record of the session that asks
 --   ARGV op, member, how the fields of leases of this group begin in a record
 --
---   join     ...; what is saved of each partition at first, if the group is new: the member is one from now on
---            -> 1; 0: the group is new, and nothing was given: nothing was done
+--   join     ...; the field of the subscription in the record; what is saved of each partition at first, if the group is
+--            new: the member is one from now on
+--            -> 1; 0: the group is new, and nothing was given; -1: the subscription is not stored: nothing was done
 --   take     ...; channel, digest of the group: the member can be sent messages, and wants its part of the partitions
 --            -> {1, then partition and lease of each that it has}; {0}: it is not stored yet; {-1}: it is no member
 --   free     ...; channel, digest; then partition and lease of each that it does not want, of which it has read nothing
@@ -24,8 +25,12 @@ local function partition_field(partition)
 end
 
 if op == 'join' then
+  -- or nobody would remove the member: the session may have ended, or be that of another worker by now
+  if redis.call('HEXISTS', record, ARGV[4]) == 0 then
+    return -1
+  end
   local new = redis.call('SCARD', members) == 0
-  if #ARGV == 3 and (new or redis.call('HEXISTS', state, 'p0') == 0) then
+  if #ARGV == 4 and (new or redis.call('HEXISTS', state, 'p0') == 0) then
     return 0
   end
   if new then
@@ -33,8 +38,8 @@ if op == 'join' then
     redis.call('DEL', state)
   end
   redis.call('SADD', members, member)
-  for i = 4, #ARGV do
-    redis.call('HSETNX', state, partition_field(i - 4), 'F' .. ARGV[i])
+  for i = 5, #ARGV do
+    redis.call('HSETNX', state, partition_field(i - 5), 'F' .. ARGV[i])
   end
   return 1
 end
@@ -102,7 +107,9 @@ local total, ready, free, held = 0, {}, {}, { [member] = {} }
 local count_of_ready = 0
 for i = 1, #fields, 2 do
   local kind, value = string.sub(fields[i], 1, 1), fields[i + 1]
-  if kind == 'r' then
+  if kind == 'r' and redis.call('SISMEMBER', members, string.sub(fields[i], 2)) == 0 then
+    redis.call('HDEL', state, fields[i]) -- its worker has died, and its session was damaged
+  elseif kind == 'r' then
     ready[string.sub(fields[i], 2)] = true
     count_of_ready = count_of_ready + 1
   elseif kind == 'p' then

@@ -75,8 +75,11 @@ class QueuePlaces(MessageQueue):
         this worker has none, and what is stored of it stays.
         """
 
-    def restore_leases(self, fields: dict[bytes, bytes]) -> None:
-        """Release the leases that another worker has stored as *fields*; without a log they stay. ValueError."""
+    def restore_leases(self, fields: dict[bytes, bytes], damaged: bool = False) -> None:
+        """Release the leases that another worker has stored as *fields*; without a log they stay. ValueError.
+
+        *damaged*: they are released as they are stored, whether they can be read or not.
+        """
 
     def waiting_in_memory(self) -> tuple[list[StoredMessage], list[StoredMessage]]:
         """The messages that wait in memory, in order: those ahead of the packs that are unread, and those behind."""

@@ -139,8 +139,7 @@ class SessionRecord(SessionStorage, Writer):
         self._index_due = False
         self._has_will = NO_WILL if stored.will is None else HAS_WILL
         self._gap = stored.gap
-        for key in stored.groups():
-            self._joined(key)
+        self.remember_groups(stored.groups())
         self._tokens = stored.tokens.of_publisher(self._commit.era)
 
     def expect_index(self, value: bytes) -> None:
@@ -191,6 +190,11 @@ class SessionRecord(SessionStorage, Writer):
         self._groups.add(key)
         if self._queue is not None:
             self._queue.of_member = True
+
+    def remember_groups(self, keys: Iterable[bytes]) -> None:
+        """The session has the shared subscriptions *keys*, and is to leave their groups when it ends."""
+        for key in keys:
+            self._joined(key)
 
     def present_queue(self) -> DurableQueue | None:
         """The queue of the session, if there is one."""

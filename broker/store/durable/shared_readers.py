@@ -37,6 +37,7 @@ AGAIN: Final = 0.1  # seconds until what failed is asked again
 GRACE: Final = 2.0  # seconds in which members restore what Redis has lost
 NOT_STORED: Final = 0
 NO_MEMBER: Final = -1
+NOT_SUBSCRIBED: Final = -1  # as far as it is stored
 
 Replied = Callable[[object, StoreFailure | None], None]
 
@@ -136,6 +137,7 @@ class ReadGroup:
     ) -> None:
         """*key*: of the shared subscriptions of its members. *timeout*: seconds in which they have to acknowledge."""
         self.digest: Final = digest_of(key)
+        self._key: Final = key
         self.tag: Final = group_tag(application_key(key))
         self.topic: Final = topic
         self.authoriser: Final = authoriser
@@ -212,10 +214,14 @@ class ReadGroup:
 
     def _join(self, member: GroupMember) -> None:
         if not member.left:
-            self._call(member, "join", [], partial(self._join_replied, member))
+            self._call_join(member, [])
+
+    def _call_join(self, member: GroupMember, saved: list[bytes]) -> None:
+        """*saved*: of each partition, if the group is new."""
+        self._call(member, "join", [self._key, *saved], partial(self._join_replied, member))
 
     def _join_replied(self, member: GroupMember, reply: object, failure: StoreFailure | None) -> None:
-        if failure is not None:
+        if failure is not None or reply == NOT_SUBSCRIBED:
             self._store.later(partial(self._join, member), AGAIN)
         elif reply == 1:
             self._joined(member)
@@ -235,7 +241,7 @@ class ReadGroup:
         saved = [first_saved(offset) for offset in found.next]
         for member in members:
             if not member.left:
-                self._call(member, "join", list(saved), partial(self._join_replied, member))
+                self._call_join(member, saved)
 
     def _joined(self, member: GroupMember) -> None:
         member.joined = True
@@ -422,7 +428,7 @@ class ReadGroup:
         saved = [first_saved(offset) for offset in found.first]
         for member in [*members, *self.members.values()]:
             if not member.left:
-                self._call(member, "join", list(saved), partial(self._join_replied, member))
+                self._call_join(member, saved)
 
     def _call(self, member: GroupMember, op: str, words: list[bytes | int], then: Replied) -> None:
         keys = self._store.keys.of(self.digest, member.queue.record_key())

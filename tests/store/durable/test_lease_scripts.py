@@ -25,7 +25,8 @@ pytestmark = pytest.mark.system  # real servers
 
 StartRedis = Callable[..., RunningRedis]
 KEYS: Final = Keys("weir")
-GROUP: Final = digest_of(b"$share/g/a/#")
+SUBSCRIPTION: Final = b"$share/g/a/#"
+GROUP: Final = digest_of(SUBSCRIPTION)
 CHANNEL: Final = KEYS.leases(0)
 LEASES: Final = LeaseKeys(KEYS, CHANNEL)
 FENCE: Final = KEYS.fence(b"worker")
@@ -49,10 +50,13 @@ class Group:
     def record(self, name: bytes) -> bytes:
         return b"record:" + name
 
+    def subscribe(self, name: bytes) -> None:
+        self.client.hset(self.record(name), mapping={b"": b"head", SUBSCRIPTION: b"\1"})
+
     def join(self, *names: bytes, saved: bytes = b"0") -> None:
         for name in names:
-            self.client.hset(self.record(name), b"", b"head")
-            self.call("join", name, *[saved] * PARTITIONS)
+            self.subscribe(name)
+            self.call("join", name, SUBSCRIPTION, *[saved] * PARTITIONS)
 
     def take(self, name: bytes) -> dict[int, bytes]:
         """The leases of a member that wants its part."""
@@ -240,11 +244,13 @@ def test_names_and_notices() -> None:
 
 def test_who_joins_a_group_that_is_there_needs_no_places(group: Group) -> None:
     """Each member that there is at the start of a worker would have the log asked where it ends."""
-    assert 0 == group.call("join", b"a")
+    group.subscribe(b"a")
+    group.subscribe(b"b")
+    assert 0 == group.call("join", b"a", SUBSCRIPTION)
     assert not group.client.exists(LEASES.members(GROUP))
     group.join(b"a")
 
-    assert 1 == group.call("join", b"b")
+    assert 1 == group.call("join", b"b", SUBSCRIPTION)
     assert 2 == group.client.scard(LEASES.members(GROUP))
 
 
@@ -261,3 +267,14 @@ def test_a_lease_that_comes_too_late_is_given_back(group: Group) -> None:
     group.call("free", b"a", CHANNEL, GROUP, 3, lease)
 
     assert again == group.take(b"b")[3]
+
+
+def test_who_has_not_subscribed_is_no_member(group: Group) -> None:
+    """A call that comes late would make a member that nobody removes: the group would never end."""
+    group.subscribe(b"a")
+    group.client.hdel(group.record(b"a"), SUBSCRIPTION)
+    assert -1 == group.call("join", b"a", SUBSCRIPTION, *[b"0"] * PARTITIONS)
+    group.client.delete(group.record(b"a"))
+    assert -1 == group.call("join", b"a", SUBSCRIPTION, *[b"0"] * PARTITIONS)
+
+    assert not group.client.exists(LEASES.members(GROUP), KEYS.group_state(GROUP))
