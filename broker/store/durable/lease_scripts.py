@@ -6,6 +6,8 @@
 #                    (16 bytes), and what was saved when it was leased
 #                    "r" MEMBER -> "1": a member that can be sent messages. "e": the last epoch
 #   members    set   digests of the client ids of all members, connected or not. A group without members has ended
+#   filter     hash  of the log that it shares with groups of other share names: their digests -> "". RETIRED -> the
+#                    identity of the topic that was deleted as there was none, or is being (unused_topics.py)
 #   record     hash  of the session of a member (record.py): LEASE, digest, PARTITION -> epoch and what is saved
 #
 # What is saved (leases.py) is how far the group has read a partition. While the partition is leased it is a field of
@@ -70,9 +72,15 @@ class LeaseKeys:
         self._keys = keys
         self.channel: Final = channel
 
-    def of(self, group: bytes, record: bytes) -> list[bytes]:
-        """The keys that leases.lua is called with."""
-        return [self._keys.group_state(group), self.members(group), record]
+    def of(self, group: bytes, record: bytes, filter: bytes) -> list[bytes]:
+        """The keys that leases.lua is called with. *filter*: of the group."""
+        return [self.state(group), self.members(group), record, self.of_filter(filter)]
+
+    def of_filter(self, filter: bytes) -> bytes:
+        return self._keys.group_filter(digest_of(filter))
+
+    def state(self, group: bytes) -> bytes:
+        return self._keys.group_state(group)
 
     def members(self, group: bytes) -> bytes:
         return self._keys.group_members(group)

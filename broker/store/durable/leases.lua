@@ -1,12 +1,13 @@
 -- Who reads the partitions of a log that a group of APPLICATION clients shares. Each call is atomic.
 --
 -- broker/store/durable/lease_scripts.py describes the keys and the values. All calls have
---   KEYS state of the group, its members, record of the session that asks
+--   KEYS state of the group, its members, record of the session that asks, filter of the group
 --   ARGV op, member, how the fields of leases of this group begin in a record
 --
---   join     ...; the field of the subscription in the record; what is saved of each partition at first, if the group is
---            new: the member is one from now on
---            -> 1; 0: the group is new, and nothing was given; -1: the subscription is not stored: nothing was done
+--   join     ...; the field of the subscription in the record; the identity of the topic and what is saved of each
+--            partition at first, if the group is new: the member is one from now on
+--            -> 1; 0: the group is new, and nothing was given; -1: the subscription is not stored; -2: the topic is being
+--            deleted: nothing was done
 --   take     ...; channel, digest of the group: the member can be sent messages, and wants its part of the partitions
 --            -> {1, then partition and lease of each that it has}; {0}: it is not stored yet; {-1}: it is no member
 --   free     ...; channel, digest; then partition and lease of each that it does not want, of which it has read nothing
@@ -16,9 +17,14 @@
 --   restore  ...; then partition and lease of each that it has: Redis has lost them
 --            -> {partition, ...}: those that others have by now
 --   sweep    the state of a group that has no member is removed
---            -> 1 if it was
+--            -> 1: it is; 2: and there is no group of its filter any more; 0: it has a member
+--   retire   KEYS ..., filter; ARGV op, -, -, identity of its topic: that is to be deleted, and no group begins in it
+--            -> 1; 0: there is a group
+--   keep     KEYS as for retire; ARGV op, -, -: the topic cannot be deleted, and groups may begin in it
+--            -> 0
 local op, member = ARGV[1], ARGV[2]
-local state, members, record = KEYS[1], KEYS[2], KEYS[3]
+local state, members, record, filter = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local RETIRED, DIGEST, DAY = 'retired', 16, 86400
 
 local function partition_field(partition)
   return 'p' .. partition
@@ -29,17 +35,23 @@ if op == 'join' then
   if redis.call('HEXISTS', record, ARGV[4]) == 0 then
     return -1
   end
-  local new = redis.call('SCARD', members) == 0
+  local new, log = redis.call('SCARD', members) == 0, ARGV[5]
   if #ARGV == 4 and (new or redis.call('HEXISTS', state, 'p0') == 0) then
     return 0
+  end
+  if log and log ~= '' and redis.call('HGET', filter, RETIRED) == log then
+    return -2
   end
   if new then
     -- what is there is that of a group which has ended
     redis.call('DEL', state)
   end
   redis.call('SADD', members, member)
-  for i = 5, #ARGV do
-    redis.call('HSETNX', state, partition_field(i - 5), 'F' .. ARGV[i])
+  redis.call('HSET', filter, string.sub(ARGV[3], -DIGEST), '')
+  redis.call('HDEL', filter, RETIRED)
+  redis.call('PERSIST', filter)
+  for i = 6, #ARGV do
+    redis.call('HSETNX', state, partition_field(i - 6), 'F' .. ARGV[i])
   end
   return 1
 end
@@ -70,7 +82,23 @@ if op == 'sweep' then
   if redis.call('SCARD', members) > 0 then
     return 0
   end
-  return redis.call('DEL', state)
+  redis.call('DEL', state)
+  redis.call('HDEL', filter, string.sub(ARGV[3], -DIGEST))
+  return redis.call('HLEN', filter) == 0 and 2 or 1
+end
+
+if op == 'retire' then
+  if redis.call('HLEN', filter) > redis.call('HEXISTS', filter, RETIRED) then
+    return 0
+  end
+  redis.call('HSET', filter, RETIRED, ARGV[4])
+  redis.call('EXPIRE', filter, DAY)
+  return 1
+end
+
+if op == 'keep' then
+  redis.call('HDEL', filter, RETIRED)
+  return 0
 end
 
 if op == 'restore' then

@@ -87,9 +87,9 @@ def saved_position(value: bytes) -> int | None:
         return None
 
 
-def first_saved(offset: int) -> bytes:
-    """What is saved of a partition that a group begins to read at *offset*."""
-    return SAVED.pack(FORM, 0, 0) + Position(offset).encode()
+def first_saved(offset: int, log: bytes = b"") -> bytes:
+    """What is saved of a partition that a group begins to read at *offset*, of the topic with the identity *log*."""
+    return SAVED.pack(FORM, 0, 0) + Position(offset, log).encode()
 
 
 class Lease:

@@ -26,6 +26,7 @@ from broker.store.durable.record import SessionRecord
 from broker.store.durable.shared_readers import GroupMember, ReadGroup
 from broker.store.durable.shared_topics import SharedTopic, SharedTopics
 from broker.store.durable.store import DurableStore
+from broker.store.durable.unused_topics import UnusedTopics
 from broker.store.logs.port import LogLink
 from broker.store.logs.topics import LogError, TopicProperties
 from broker.store.redis.connection import packed
@@ -58,6 +59,7 @@ class DurableSharedLogs(SharedLogs):
         self._wake = wake
         self._script = durable.script(SCRIPT)
         self._topics = SharedTopics(self._link_now, self._properties, log)
+        self._unused = UnusedTopics(self._link_now, self._call_of_filter, self.now, wake, log)
         self._logs: dict[bytes, SharedFilterLog] = {}  # by filter
         self._offered: dict[SharedFilterLog, None] = {}
         self._ready: dict[SharedFilterLog, None] = {}  # of these, those whose topics are
@@ -134,9 +136,12 @@ class DurableSharedLogs(SharedLogs):
             link, wall = self._link_now(), self._durable.wall()
             for log in ready:
                 del self._offered[log]
-                log.hand_over(link, now, wall)
-                self._forget_unused(log)
-        due = self._topics.tick(now)
+                if log.topic.partitions:
+                    log.hand_over(link, now, wall)
+                    self._forget_unused(log)
+                else:  # the topic was deleted since
+                    self._append_soon(log)
+        due = min(self._topics.tick(now), self._unused.tick(now))
         if self._timers:
             passed = [then for at, then in self._timers if at <= now]
             self._timers = [each for each in self._timers if each[0] > now]
@@ -165,6 +170,10 @@ class DurableSharedLogs(SharedLogs):
     def call(self, keys: list[bytes], words: list[str | bytes | int], then: Replied) -> None:
         command = CallbackCommand(self._script.call(keys, words), TIMEOUT, partial(self._replied, keys, words, then))
         self._durable.submit(command, self.now())
+
+    def _call_of_filter(self, filter: bytes, words: list[bytes], then: Replied) -> None:
+        key = self.keys.of_filter(filter)
+        self.call([key] * 4, [words[0], b"", b"", *words[1:]], then)
 
     def _replied(
         self,
@@ -199,6 +208,9 @@ class DurableSharedLogs(SharedLogs):
         if self._groups.get(group.digest) is group and self._looks.watch(group):
             self._wake()
 
+    def unused(self, filter: bytes) -> None:
+        self._unused.add(filter)
+
     # Operators.
 
     def members_of(self, session: Session) -> list[GroupMember]:
@@ -217,7 +229,7 @@ class DurableSharedLogs(SharedLogs):
 
     def read_state(self, group: ReadGroup, then: Callable[[dict[bytes, bytes] | None], None]) -> None:
         """Tell *then* what Redis has of the partitions of *group* (lease_scripts.py); None: it does not answer."""
-        key = self.keys.of(group.digest, b"")[0]
+        key = self.keys.state(group.digest)
         self._durable.submit(CallbackCommand(packed("HGETALL", key), TIMEOUT, partial(_state, then)), self.now())
 
     # Appending.

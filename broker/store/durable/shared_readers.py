@@ -17,7 +17,7 @@ from functools import partial
 from math import inf
 from typing import Any, Final, Protocol, cast
 
-from broker.reasons import StoreFailure
+from broker.reasons import LogFailure, StoreFailure
 from broker.routing.authority import Authoriser
 from broker.routing.group_names import application_key
 from broker.session.message import Message, group_tag, group_variant
@@ -30,14 +30,17 @@ from broker.store.durable.log_feed import LogFeed
 from broker.store.durable.record import SessionRecord
 from broker.store.durable.shared_topics import SharedTopic, SharedTopics
 from broker.store.logs.port import LogLink
-from broker.store.logs.topics import TopicDescription
+from broker.store.logs.topics import LogError, TopicDescription
 
 LOOKED_AT: Final = 16  # members that do not take part that are looked at each time
 AGAIN: Final = 0.1  # seconds until what failed is asked again
+SWEEP_AGAIN: Final = 3.0  # seconds until a sweep that has failed is made again
 GRACE: Final = 2.0  # seconds in which members restore what Redis has lost
 NOT_STORED: Final = 0
+LAST: Final = 2  # what a sweep answers if there is no group of the filter any more
 NO_MEMBER: Final = -1
 NOT_SUBSCRIBED: Final = -1  # as far as it is stored
+RETIRED: Final = -2
 
 Replied = Callable[[object, StoreFailure | None], None]
 
@@ -71,6 +74,10 @@ class LeaseStore(Protocol):
 
     def watch(self, group: "ReadGroup") -> None:
         """Call `look()` of *group* now and then, until it returns false."""
+        ...
+
+    def unused(self, filter: bytes) -> None:
+        """The last group of *filter* has ended."""
         ...
 
 
@@ -208,25 +215,40 @@ class ReadGroup:
         self._joined(member)
 
     def sweep(self) -> None:
-        """Have what is stored of the group removed, if it has no member anywhere."""
-        keys = self._store.keys.of(self.digest, b"")
-        self._store.call(keys, ["sweep", b"", b""], _ignored)
+        """Have what is stored of the group removed, if it has no member anywhere; its topic may go with it."""
+        keys = self._store.keys.of(self.digest, b"", self.topic.filter)
+        self._store.call(keys, ["sweep", b"", LEASE + self.digest], self._swept)
+
+    def _swept(self, reply: object, failure: StoreFailure | None) -> None:
+        if failure is not None:
+            self._store.later(self.sweep, SWEEP_AGAIN)
+        elif reply == LAST:
+            self._store.unused(self.topic.filter)
 
     def _join(self, member: GroupMember) -> None:
         if not member.left:
             self._call_join(member, [])
 
     def _call_join(self, member: GroupMember, saved: list[bytes]) -> None:
-        """*saved*: of each partition, if the group is new."""
-        self._call(member, "join", [self._key, *saved], partial(self._join_replied, member))
+        """*saved*: the identity of the topic, and what is saved of each partition, if the group is new."""
+        log = saved[0] if saved else b""
+        self._call(member, "join", [self._key, *saved], partial(self._join_replied, member, log))
 
-    def _join_replied(self, member: GroupMember, reply: object, failure: StoreFailure | None) -> None:
+    def _join_replied(self, member: GroupMember, log: bytes, reply: object, failure: StoreFailure | None) -> None:
         if failure is not None or reply == NOT_SUBSCRIBED:
             self._store.later(partial(self._join, member), AGAIN)
+        elif reply == RETIRED:
+            self._topics.replace(self.topic, log, partial(self._replaced, member))
         elif reply == 1:
             self._joined(member)
         elif not member.left:
             self._begin(member)
+
+    def _replaced(self, member: GroupMember, error: LogError | None) -> None:
+        """The topic, which was being deleted, is gone; or not, and *error* says why."""
+        if error is not None and error.failure is LogFailure.FORBIDDEN:
+            self._call(member, "keep", [], _ignored)
+        self._store.later(partial(self._join, member), AGAIN)
 
     def _begin(self, member: GroupMember) -> None:
         """The group is new: it begins where the log ends now."""
@@ -238,7 +260,7 @@ class ReadGroup:
     def _found_end(self, found: TopicDescription) -> None:
         self._joining = False
         members, self._to_join = self._to_join, []
-        saved = [first_saved(offset) for offset in found.next]
+        saved = [found.log, *[first_saved(offset, found.log) for offset in found.next]]
         for member in members:
             if not member.left:
                 self._call_join(member, saved)
@@ -425,13 +447,13 @@ class ReadGroup:
     def _found_beginning(self, found: TopicDescription) -> None:
         self._joining = False
         members, self._to_join = self._to_join, []
-        saved = [first_saved(offset) for offset in found.first]
+        saved = [found.log, *[first_saved(offset, found.log) for offset in found.first]]
         for member in [*members, *self.members.values()]:
             if not member.left:
                 self._call_join(member, saved)
 
     def _call(self, member: GroupMember, op: str, words: list[bytes | int], then: Replied) -> None:
-        keys = self._store.keys.of(self.digest, member.queue.record_key())
+        keys = self._store.keys.of(self.digest, member.queue.record_key(), self.topic.filter)
         self._store.call(keys, [op, member.digest, LEASE + self.digest, *words], then)
 
 

@@ -3,9 +3,8 @@
 # A topic that exists is used with the partitions that it has: `application.shared_partitions` is for new ones. Of two
 # workers that make one at the same time, both find it made.
 #
-# A topic that nobody subscribes to any more stays, as that of a client does: no worker can know that a new subscriber
-# has not begun elsewhere, or that another worker does not append for one that it still knows of. Nothing is appended to
-# it, and retention deletes what it has. `application.shared_filters` is what one client may cause.
+# A topic that nobody subscribes to any more is deleted some time later (unused_topics.py).
+# `application.shared_filters` is what one client may cause at a time.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -67,6 +66,15 @@ class SharedTopics:
         """Call *then* with where the partitions of *topic* begin and end, from now on at the earliest."""
         topic.looking.append(then)
         self.when_ready(topic, partial(self._look, topic))
+
+    def replace(self, topic: SharedTopic, log: bytes, then: Callable[[LogError | None], None]) -> None:
+        """*topic*, with the identity *log*, is being deleted: delete it, and have it made anew when it is needed."""
+        self._link().delete(topic.name, log, partial(self._deleted, topic, then))
+
+    def _deleted(self, topic: SharedTopic, then: Callable[[LogError | None], None], error: LogError | None) -> None:
+        if error is None:
+            topic.partitions = 0
+        then(error)
 
     def tick(self, now: float) -> float:
         """Ask again what has failed; when the next time for that is."""

@@ -14,6 +14,7 @@
 #                                       (store/durable/shared_bodies.py)
 #   PREFIX:{R}:group:DIGEST     hash  who reads which partition of the log that a group of APPLICATION clients shares,
 #                                       and PREFIX:{R}:members:DIGEST, a set, who they are: lease_scripts.py
+#   PREFIX:{R}:filter:DIGEST    hash  which of these groups share the log of a filter; a day, while there is none
 #   PREFIX:{R}:damaged:...      what was such a session and cannot be read
 #   PREFIX:{R}:retained         hash  topic -> retained message, or its deletion (store/durable/retained_value.py)
 #   PREFIX:{R}:restoring        hash  what becomes that of the former key when a backup is restored; and
@@ -183,6 +184,10 @@ class Keys:
     def group_members(self, digest: bytes) -> bytes:
         """The members of such a group."""
         return f"{self._prefix}:{{{zlib.crc32(digest) % SLICES}}}:members:{digest.hex()}".encode()
+
+    def group_filter(self, digest: bytes) -> bytes:
+        """The groups that share the log of the filter with *digest*."""
+        return f"{self._prefix}:{{{zlib.crc32(digest) % SLICES}}}:filter:{digest.hex()}".encode()
 
     def dead(self, number: int, incarnation: bytes) -> bytes:
         """The fence of a dead worker, for client ids in slice *number*."""

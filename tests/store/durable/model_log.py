@@ -29,8 +29,9 @@ def name_of(topic: str, partition: int) -> str:
 
 
 class ModelTopic:
-    def __init__(self) -> None:
-        self.identity = next(IDENTITIES).to_bytes(LOG_BYTES, "big")
+    def __init__(self, identity: bytes = b"") -> None:
+        """All partitions of a topic have the same *identity*; b"": a new one."""
+        self.identity = identity or next(IDENTITIES).to_bytes(LOG_BYTES, "big")
         self.first = 0  # the offset of the first record
         self.records: list[list[Pack]] = []
 
@@ -68,10 +69,12 @@ class ModelLog:
         """Delete *topic*, if it has that *identity*: what waits for it is refused."""
         found = self.topics.get(topic)
         if found is not None and found.identity == identity:
-            del self.topics[topic]
+            number = 0
+            while self.topics.pop(name_of(topic, number), None) is not None:
+                for link in self.links:
+                    link.drop(name_of(topic, number))
+                number += 1
             self.deleted.append(topic)
-            for link in self.links:
-                link.drop(topic)
 
 
 class Unstored:
@@ -140,7 +143,9 @@ class ModelLink:
 
     def _create(self, topic: str, partitions: int, then: Callable[[LogError | None], None]) -> None:
         for number in range(partitions):
-            self.log.topics.setdefault(name_of(topic, number), ModelTopic())
+            first = self.log.topics.get(topic)
+            made = ModelTopic(b"" if first is None else first.identity)
+            self.log.topics.setdefault(name_of(topic, number), made)
         then(None)
 
     def describe(self, topic: str, then: Callable[[TopicDescription | None, LogError | None], None]) -> None:

@@ -31,6 +31,8 @@ CHANNEL: Final = KEYS.leases(0)
 LEASES: Final = LeaseKeys(KEYS, CHANNEL)
 FENCE: Final = KEYS.fence(b"worker")
 PARTITIONS: Final = 12
+LOG: Final = b"identity"
+OTHER: Final = b"another"
 
 
 class Group:
@@ -43,7 +45,7 @@ class Group:
         self._told.get_message(timeout=5.0)
 
     def call(self, op: str, name: bytes, *words: bytes | int) -> Any:
-        keys = LEASES.of(GROUP, self.record(name))
+        keys = LEASES.of(GROUP, self.record(name), b"a/#")
         parts = (len(keys), *keys, op, digest_of(name), LEASE + GROUP, *words)
         return self.client.execute_command("EVAL", SCRIPT, *parts)  # type: ignore[no-untyped-call]
 
@@ -56,7 +58,7 @@ class Group:
     def join(self, *names: bytes, saved: bytes = b"0") -> None:
         for name in names:
             self.subscribe(name)
-            self.call("join", name, SUBSCRIPTION, *[saved] * PARTITIONS)
+            self.call("join", name, SUBSCRIPTION, LOG, *[saved] * PARTITIONS)
 
     def take(self, name: bytes) -> dict[int, bytes]:
         """The leases of a member that wants its part."""
@@ -191,7 +193,7 @@ def test_a_group_that_has_ended_begins_anew(group: Group) -> None:
     """It would get what was published while it did not exist; or what is stored of it stay for good."""
     group.join(b"a", saved=b"early")
     group.client.srem(LEASES.members(GROUP), digest_of(b"a"))
-    assert 1 == group.call("sweep", b"a")
+    assert 2 == group.call("sweep", b"a"), "it was the last one of its filter"
     group.join(b"a", saved=b"late")
     assert 0 == group.call("sweep", b"a")
     group.client.srem(LEASES.members(GROUP), digest_of(b"a"))
@@ -273,8 +275,53 @@ def test_who_has_not_subscribed_is_no_member(group: Group) -> None:
     """A call that comes late would make a member that nobody removes: the group would never end."""
     group.subscribe(b"a")
     group.client.hdel(group.record(b"a"), SUBSCRIPTION)
-    assert -1 == group.call("join", b"a", SUBSCRIPTION, *[b"0"] * PARTITIONS)
+    assert -1 == group.call("join", b"a", SUBSCRIPTION, LOG, *[b"0"] * PARTITIONS)
     group.client.delete(group.record(b"a"))
-    assert -1 == group.call("join", b"a", SUBSCRIPTION, *[b"0"] * PARTITIONS)
+    assert -1 == group.call("join", b"a", SUBSCRIPTION, LOG, *[b"0"] * PARTITIONS)
 
     assert not group.client.exists(LEASES.members(GROUP), KEYS.group_state(GROUP))
+
+
+def retire(group: Group, log: bytes) -> int:
+    key = LEASES.of_filter(b"a/#")
+    words = ("EVAL", SCRIPT, 4, key, key, key, key, "retire", b"", b"", log)
+    return cast(int, group.client.execute_command(*words))  # type: ignore[no-untyped-call]
+
+
+def test_a_topic_is_retired_only_while_no_group_reads_it(group: Group) -> None:
+    """Messages of a group would be deleted with its topic."""
+    group.join(b"a")
+    assert 0 == retire(group, LOG)
+    group.client.srem(LEASES.members(GROUP), digest_of(b"a"))
+    other = digest_of(b"$share/other/a/#")
+    words = ("join", digest_of(b"b"), LEASE + other, b"$share/other/a/#", LOG, *[b"0"] * PARTITIONS)
+    group.client.hset(group.record(b"b"), b"$share/other/a/#", b"\1")
+    keys = LEASES.of(other, group.record(b"b"), b"a/#")
+    assert 1 == group.client.execute_command("EVAL", SCRIPT, 4, *keys, *words)  # type: ignore[no-untyped-call]
+    assert 1 == group.call("sweep", b"a"), "there is another group"
+    assert 0 == retire(group, LOG)
+    group.client.srem(LEASES.members(other), digest_of(b"b"))
+    keys = LEASES.of(other, b"", b"a/#")
+    assert 2 == group.client.execute_command(  # type: ignore[no-untyped-call]
+        "EVAL", SCRIPT, 4, *keys, "sweep", b"", LEASE + other
+    )
+
+    assert [1, 1] == [retire(group, LOG), retire(group, LOG)]
+
+
+def test_no_group_begins_in_a_topic_that_is_retired(group: Group) -> None:
+    """A deletion that comes late would take what the group has not read."""
+    assert 1 == retire(group, LOG)
+    group.subscribe(b"a")
+    assert 0 < group.client.ttl(LEASES.of_filter(b"a/#"))
+    assert -2 == group.call("join", b"a", SUBSCRIPTION, LOG, *[b"0"] * PARTITIONS)
+    assert not group.client.exists(LEASES.members(GROUP), KEYS.group_state(GROUP))
+    group.call("keep", b"a")
+    assert 1 == group.call("join", b"a", SUBSCRIPTION, LOG, *[b"0"] * PARTITIONS)
+    group.client.srem(LEASES.members(GROUP), digest_of(b"a"))
+    group.call("sweep", b"a")
+    assert 1 == retire(group, LOG)
+    assert 1 == group.call("join", b"a", SUBSCRIPTION, OTHER, *[b"0"] * PARTITIONS)
+
+    assert -1 == group.client.ttl(LEASES.of_filter(b"a/#"))
+    assert 0 == retire(group, OTHER)
