@@ -144,6 +144,34 @@ def reset(
     console().print(line, highlight=False, soft_wrap=True)
 
 
+@app.command("reset-shared")
+def reset_shared(
+    shared: Annotated[str, typer.Argument(metavar="SHARED", help="A shared log: $share/NAME/FILTER.")],
+    to: Annotated[str, typer.Option("--to", metavar="TIME", help="2026-11-27T08:00, earliest or latest.")],
+    yes: Yes = False,
+    name: Name = None,
+    folder: Folder = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have a group of clients that are all away go on elsewhere in the log that they share.
+
+    Messages that were passed on to clients already stay in their queues. Exit code 1 if there is no such group.
+    """
+    from cli.control_client import ControlClient, chosen_node
+
+    where, time = _place(to)
+    if where not in ("", *NAMED):
+        refuse("--to: a shared log has partitions, each with offsets of its own; give a time, earliest or latest.")
+    node = chosen_node(name, folder, config)
+    confirm(f"Have all clients of {shared!r} go on at {to} in its log?", yes)
+    answer = ControlClient(node).request("shared_log_reset", name=shared, to=where, time=time)
+    if as_json:
+        return print_json(answer)
+    left = counted(answer["lag"], "record")
+    console().print(f"{visible(shared)} goes on at {to}, with {left} to be read.", highlight=False, soft_wrap=True)
+
+
 def _place(to: str) -> tuple[str, float]:
     """An offset or a name, and 0.0; or "" and a Unix time in seconds."""
     if to in NAMED or (to.isascii() and to.isdigit() and len(to) <= 18):

@@ -5,12 +5,14 @@
 from typing import Any, Final
 
 from supervisor.node import Node
+from supervisor.request import NotFound, Refused
 from supervisor.session_commands import Arguments, Command, SessionCommands
 from supervisor.worker_process import NoAnswer, WorkerProcess
 from supervisor.workers import serving
 
 LONGEST_LIST: Final = 1000  # groups in one answer
 OLDEST: Final = 20
+NAMED: Final = ("earliest", "latest")
 
 Part = tuple[WorkerProcess, dict[str, Any]]  # what a worker says of a group
 
@@ -21,7 +23,10 @@ class SharedLogCommands:
         self._sessions = sessions
 
     def commands(self) -> dict[str, Command]:
-        return {"shared_logs": (self._list, {"limit": int, "match": str})}
+        return {
+            "shared_logs": (self._list, {"limit": int, "match": str}),
+            "shared_log_reset": (self._reset, {"name": str, "to": str, "time": float}),
+        }
 
     async def _list(self, arguments: Arguments) -> object:
         """The groups with `match` in `$share/NAME/FILTER`, at most `limit`, and whether there are more.
@@ -33,6 +38,25 @@ class SharedLogCommands:
         limit = min(arguments["limit"], LONGEST_LIST)
         found = await self.groups(arguments["match"], limit)
         return {"shared": found[:limit], "more": len(found) > limit, "missing": self._sessions.missing()}
+
+    async def _reset(self, arguments: Arguments) -> object:
+        """Have the group with the name `$share/NAME/FILTER`, whose members are away, go on in its log at `to`: NAMED.
+
+        "": at `time` (Unix, seconds). `lag`: records that are to be read from there on.
+        """
+        name, to = arguments["name"], arguments["to"]
+        if to and to not in NAMED:
+            raise Refused(f"A place in a shared log is a time, earliest or latest, and not {to!r:.40}.")
+        for process in serving(self._node.shards):
+            try:
+                found = await process.ask("shared_log_reset", arguments)
+            except NoAnswer as error:
+                raise Refused(str(error)) from None
+            if found is not None:
+                return {"name": name, **found}
+        missing = self._sessions.missing()
+        others = f"; {missing} of the workers cannot be asked now, so try again" if missing else ""
+        raise NotFound(f"No session has the shared subscription {name!r} to a log{others}.")
 
     async def groups(self, match: str, limit: int, exact: bool = False) -> list[dict[str, Any]]:
         """As `_list()`; one more than *limit*, if there are more. *exact*: *match* is the whole name. NoAnswer."""

@@ -34,6 +34,7 @@ def operator_requests(
         "application_reset": applications.reset,
         "shared_logs": shared.page,
         "shared_log_oldest": shared.oldest,
+        "shared_log_reset": shared.reset,
         "sessions": sessions.page,
         "session": warm.of(sessions.show),
         "session_drop": warm.of(sessions.drop),

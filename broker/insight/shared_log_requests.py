@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from broker.insight.pending_answers import Arguments, PendingAnswer, PendingAnswers
+from broker.insight.shared_log_reset import SharedLogReset
 from broker.store.durable.leases import saved_position
 from broker.store.durable.log_browser import UNDATED, LogLook
 from broker.store.durable.shared_logs import DurableSharedLogs
@@ -66,6 +67,18 @@ class SharedLogRequests:
         age = SharedLogAge(self._pending.begin(LATE), self._wall)
         age.look(logs, cast(str, arguments["topic"]), positions[:LOOKS])
         return age.answer
+
+    def reset(self, arguments: Arguments) -> object:
+        """Have the group *name* go on at *to*, or at *time*: see `SharedLogReset`. None: it has no member here."""
+        logs = self._logs()
+        if logs is None:
+            return None
+        for group in logs.groups():
+            if group.name() == arguments["name"]:
+                answer = self._pending.begin(LATE)
+                SharedLogReset(logs, group, answer, arguments["to"], arguments["time"]).begin()
+                return answer
+        return None
 
     def _logs(self) -> DurableSharedLogs | None:
         logs = None if self._durable is None else self._durable.shared_logs

@@ -127,3 +127,10 @@ def test_logs_that_clients_share_are_listed(running: BrokerProcess, folder: str)
     group = "0 of 1 member connected, 0 of 12 partitions read, lag 3 records, the oldest"
     assert f"all members: {group}" in " ".join(shown.split())
     assert f"shared log  $share/g/shared/#: {group}" in status
+
+    asked = ("applications", "reset-shared")
+    refused = weir(*asked, "$share/g/shared/#", "--to", "5", "--yes", "--folder", folder)
+    nobody = weir(*asked, "$share/none/t", "--to", "latest", "--yes", "--folder", folder)
+    moved = weir(*asked, "$share/g/shared/#", "--to", "latest", "--yes", "--folder", folder)
+    assert (2, 1, 0) == (refused.returncode, nobody.returncode, moved.returncode)
+    assert "$share/g/shared/# goes on at latest, with 0 records to be read." == moved.stdout.strip()

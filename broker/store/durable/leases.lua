@@ -20,6 +20,8 @@
 --            -> 1: it is; 2: and there is no group of its filter any more; 0: it has a member
 --   retire   KEYS ..., filter; ARGV op, -, -, identity of its topic: that is to be deleted, and no group begins in it
 --            -> 1; 0: there is a group
+--   move     ...; what is to be saved of each partition: the group is to go on there
+--            -> 1; 0: a member has leased some of it; -1: there is no such group
 --   keep     KEYS as for retire; ARGV op, -, -: the topic cannot be deleted, and groups may begin in it
 --            -> 0
 local op, member = ARGV[1], ARGV[2]
@@ -85,6 +87,21 @@ if op == 'sweep' then
   redis.call('DEL', state)
   redis.call('HDEL', filter, string.sub(ARGV[3], -DIGEST))
   return redis.call('HLEN', filter) == 0 and 2 or 1
+end
+
+if op == 'move' then
+  if redis.call('SCARD', members) == 0 then
+    return -1
+  end
+  for i = 4, #ARGV do
+    if string.sub(redis.call('HGET', state, partition_field(i - 4)) or '', 1, 1) == 'L' then
+      return 0
+    end
+  end
+  for i = 4, #ARGV do
+    redis.call('HSET', state, partition_field(i - 4), 'F' .. ARGV[i])
+  end
+  return 1
 end
 
 if op == 'retire' then

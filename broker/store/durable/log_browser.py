@@ -55,13 +55,20 @@ class LogLook(LogReader):
 
 
 class LogSearch:
-    """Finds the first record of *topic* from *first* on, before *following*, that was offered at *time* or later.
+    """Finds the first record of a partition from *first* on, before *following*, that was offered at *time* or later.
 
     *then* is called with its offset; with *following*, if there is none.
     """
 
     def __init__(
-        self, link: LogLink, topic: str, first: int, following: int, time: float, then: Callable[[int], None]
+        self,
+        link: LogLink,
+        topic: str,
+        first: int,
+        following: int,
+        time: float,
+        then: Callable[[int], None],
+        partition: int = 0,
     ) -> None:
         self._link = link
         self._topic = topic
@@ -69,6 +76,7 @@ class LogSearch:
         self._to = following  # the record there, or what is behind the last one, is late enough
         self._time = time
         self._then = then
+        self._partition = partition
         self._look: LogLook | None = None
 
     def go_on(self) -> None:
@@ -77,7 +85,8 @@ class LogSearch:
             self._look = None
             self._then(self._to)
         else:
-            self._look = LogLook(self._link, self._topic, (self._from + self._to) // 2, self._looked)
+            middle = (self._from + self._to) // 2
+            self._look = LogLook(self._link, self._topic, middle, self._looked, self._partition)
 
     def end(self) -> None:
         if self._look is not None:

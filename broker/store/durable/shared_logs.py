@@ -227,6 +227,11 @@ class DurableSharedLogs(SharedLogs):
         """Those with members at this worker."""
         return list(self._groups.values())
 
+    def move(self, group: ReadGroup, saved: list[bytes], then: Replied) -> None:
+        """Have *group* go on elsewhere, as is *saved* of each partition: see `move` in leases.lua."""
+        keys = self.keys.of(group.digest, b"", group.topic.filter)
+        self.call(keys, ["move", b"", b"", *saved], then)
+
     def read_state(self, group: ReadGroup, then: Callable[[dict[bytes, bytes] | None], None]) -> None:
         """Tell *then* what Redis has of the partitions of *group* (lease_scripts.py); None: it does not answer."""
         key = self.keys.state(group.digest)
