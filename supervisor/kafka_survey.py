@@ -29,19 +29,30 @@ def ask_kafka(config: Config) -> list[str]:
         raise KafkaUnusable(f"Kafka at {', '.join(config.kafka.hosts)} cannot be asked.") from None
     if "error" in told:
         raise KafkaUnusable(told["error"])
-    return sentences(**told, sessions=config.application.sessions)
+    return sentences(**told, sessions=config.application.sessions, topic=config.inbound.topic)
 
 
 def sentences(
-    partitions: int, brokers: int, logs: Mapping[str, int] | None, metrics: Mapping[str, Any] | None, sessions: int
+    partitions: int,
+    brokers: int,
+    logs: Mapping[str, int] | None,
+    backbone: Mapping[str, Any] | None,
+    metrics: Mapping[str, Any] | None,
+    sessions: int,
+    topic: str,
 ) -> list[str]:
-    """What a Kafka means for the logs of clients, and for metrics records: see broker/carrier/survey.py.
+    """What a Kafka means for the logs of clients, the inbound backbone and metrics records: see
+    broker/carrier/survey.py.
 
-    *sessions*: `application.sessions`.
+    *sessions*: `application.sessions`. *topic*: `inbound.topic`.
     """
     told = []
     if logs is not None:
         told.append(f"{durable('each log', **logs)} (application.replication).")
+    if backbone is not None and "error" in backbone:
+        told.append(f"Warning: no client can publish, as publishes cannot wait in Kafka: {backbone['error']}.")
+    elif backbone is not None:
+        told.append(f"{durable(f'the topic {topic}', **backbone)} (inbound.replication).")
     if metrics is not None and "error" in metrics:
         told.append(f"Warning: metrics records cannot be published to Kafka: {metrics['error']}.")
     elif metrics is not None:
@@ -61,7 +72,13 @@ def sentences(
     return told
 
 
-def durable(what: str, replication: int, in_sync: int) -> str:
+def durable(what: str, replication: int, in_sync: int, present: int) -> str:
+    """See `Copies` of broker/carrier/kafka_admin.py."""
+    if present < in_sync:
+        return (
+            f"Warning: Kafka takes nothing for {what} now, as there are too few replicas: of {replication}, {present} "
+            f"are in sync, and min.insync.replicas asks for {in_sync}"
+        )
     if replication == 1:
         return (
             f"Kafka keeps one copy of {what}: what is acknowledged survives the kill of its broker, but not a loss of "

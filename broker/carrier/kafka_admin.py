@@ -49,6 +49,7 @@ class Copies:
 
     replication: int  # copies of a record
     in_sync: int  # of them, at least, when it is acknowledged
+    present: int  # of them that are in sync now, in the partition with the fewest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,16 +214,17 @@ class KafkaAdmin:
         """What Kafka keeps of *topic*, or would if it were made. LogError: Weir cannot use it, or make it."""
         found = self.find_as(topic, wanted, fixed)
         if found is not None:
-            in_sync = self._configuration(topic)[IN_SYNC]
-            return Copies(replication=found.properties.replication, in_sync=int(in_sync))
+            in_sync = int(self._configuration(topic)[IN_SYNC])
+            present = min(len(one["isr_nodes"]) for one in self.find(topic)["partitions"])
+            return Copies(replication=found.properties.replication, in_sync=in_sync, present=present)
         answer = self._answer_for(topic, wanted, fixed)
         kind = for_code(answer["error_code"])
         if kind is not NoError:
             raise error_of(kind(f"{topic}: {answer['error_message']}"))
         given = answer["configs"][IN_SYNC]
-        return Copies(
-            replication=answer["replication_factor"], in_sync=int(given["value"] if isinstance(given, dict) else given)
-        )
+        in_sync = int(given["value"] if isinstance(given, dict) else given)
+        replication = answer["replication_factor"]
+        return Copies(replication=replication, in_sync=in_sync, present=replication)
 
     def _answer_for(self, topic: str, wanted: TopicProperties, fixed: Mapping[str, str] = FIXED) -> Any:
         """What Kafka answers when it is asked whether it would make *topic*."""

@@ -32,9 +32,8 @@ class LogStatistics:
     repeated: int = 0  # packs that were read before
     damaged: int = 0  # records that cannot be decoded
     failing: dict[Partition, str] = field(default_factory=dict)  # where appending has failed last, and why
-    alone: set[Partition] = field(
-        default_factory=set
-    )  # of those, the ones where the failure is theirs: the log answers
+    # Of those, the ones where the failure is theirs: the log answers.
+    alone: set[Partition] = field(default_factory=set)
     unusable: str = ""  # why no topic can be made or found now; "": nothing is known to be wrong
 
 

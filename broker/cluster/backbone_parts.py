@@ -3,7 +3,6 @@ from collections.abc import Callable
 from functools import partial
 
 from broker.cluster.peers import Peers
-from broker.config.inbound import Inbound
 from broker.overload.gate import Gate
 from broker.overload.level import backbone_lag_of, backbone_of
 from broker.overload.protection import Protection
@@ -18,11 +17,10 @@ from broker.routing.neighbour import Neighbours
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.store.durable.retained import RetainedStore
-from broker.store.inbound.log import InboundLog
+from broker.store.inbound.log import InboundLog, inbound_properties
 from broker.store.inbound.ownership import PartitionOwnership
 from broker.store.inbound.positions import PartitionPositions
 from broker.store.logs.port import LogLink
-from broker.store.logs.topics import TopicProperties
 from broker.store.redis.keys import Keys
 from broker.store.redis.pipeline import CommandPipeline
 
@@ -87,17 +85,7 @@ def make_backbone(
     )
     lag = protection.signals.add("backbone", base.config.overload.backbone_lag, backbone_lag_of(worker.node))
     return InboundBackbone(
-        link, log, positions, ownership, dispatch, topic_properties(config), lag, clock, wall, base.log
-    )
-
-
-def topic_properties(config: Inbound) -> TopicProperties:
-    """Those of the topic, if it has to be made."""
-    return TopicProperties(
-        partitions=config.partitions,
-        retention=int(config.retention),
-        retention_bytes=config.retention_bytes,
-        replication=config.replication or -1,
+        link, log, positions, ownership, dispatch, inbound_properties(config), lag, clock, wall, base.log
     )
 
 

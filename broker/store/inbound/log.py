@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from broker.config.inbound import Inbound
 from broker.delivery.completion import Completion
 from broker.log import Log
 from broker.metrics.counters import Counters
@@ -24,10 +25,20 @@ from broker.session.message import Message
 from broker.session.run import Run
 from broker.store.inbound.pack import PackBuilder
 from broker.store.logs.port import Appender, LogLink
-from broker.store.logs.topics import LogError
+from broker.store.logs.topics import LogError, TopicProperties
 
 LARGE: Final = 64 * 1024  # bytes of a publish that has a pack of its own
 UNKNOWN: Final = -1  # an offset
+
+
+def inbound_properties(config: Inbound) -> TopicProperties:
+    """Those of the topic, if it has to be made."""
+    return TopicProperties(
+        partitions=config.partitions,
+        retention=int(config.retention),
+        retention_bytes=config.retention_bytes,
+        replication=config.replication or -1,
+    )
 
 
 class Partition:
