@@ -11,7 +11,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 VERSIONS: Final = {0: "", 3: "3.1", 4: "3.1.1", 5: "5.0"}
-KINDS: Final = {"application": "APPLICATION", "device": "DEVICE", "non_persistent": "not persistent"}
+KINDS: Final = {
+    "application": "APPLICATION",
+    "device": "DEVICE",
+    "non_persistent": "not persistent",
+    "parting": "APPLICATION, then DEVICE",  # once it has been sent all of its log
+}
 
 app = typer.Typer(help="List, inspect and disconnect clients.", no_args_is_help=True)
 

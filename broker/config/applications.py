@@ -117,5 +117,5 @@ class Application:
     shared_filters: int = number(100, most=65_535)  # shared subscriptions of a client: each may have a topic made
     # The node does not start while the log cannot be used. false: it starts, and tries on. A client that would begin a
     # session with a log is refused until then (CloseReason.LOG_UNAVAILABLE), as its publishers would wait for that log,
-    # and it would stay a DEVICE for as long as its session if it were let in as one.
+    # and it would be a DEVICE until its next CONNECT if it were let in as one.
     required: bool = flag(True)

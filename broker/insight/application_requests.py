@@ -291,7 +291,7 @@ class ApplicationReset:
 
 def _queue_of(session: Session) -> ApplicationQueue | None:
     queue = session.queue()
-    return queue if isinstance(queue, ApplicationQueue) else None
+    return queue if isinstance(queue, ApplicationQueue) and not queue.parted else None
 
 
 def _check(queue: ApplicationQueue) -> None:

@@ -141,10 +141,10 @@ class ClientDiagnostics:
     def _log(self, session: Session) -> LogFacts | None:
         """The log that has what waits for *session*."""
         queue, durable = session.queue(), self._durable
-        if not isinstance(queue, ApplicationQueue) or durable is None or durable.logs is None:
+        if not isinstance(queue, ApplicationQueue) or queue.parted or durable is None or durable.logs is None:
             return None
-        trouble = durable.logs.trouble(queue.topic)
-        return {"topic": queue.topic, "trouble": trouble, "shared": shared_logs_of(durable, session)}
+        trouble, shared = durable.logs.trouble(queue.topic), shared_logs_of(durable, session)
+        return {"topic": queue.topic, "trouble": trouble, "parting": queue.parting, "shared": shared}
 
     def _logs(self) -> list[LogTroubleFacts]:
         trouble = None if self._carrier is None else self._carrier.trouble()

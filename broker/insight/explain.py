@@ -256,6 +256,8 @@ def _behind(backbone: BackboneFacts) -> str:
 
 def _log(log: LogFacts) -> str:
     text = f"It is an APPLICATION client: its messages wait in the log {log['topic']}."
+    if log["parting"]:
+        text += " It will be a DEVICE, as its last CONNECT says, once it has been sent all that waits there."
     if log["trouble"]:
         text += f" That cannot be used now: {log['trouble']}. What is published for it is acknowledged when it can."
     return " ".join([text, *map(_shared_log, log["shared"])])

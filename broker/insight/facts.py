@@ -219,6 +219,7 @@ class LogFacts(TypedDict):
 
     topic: str
     trouble: str  # why it cannot be used now; "": nothing is known to be wrong
+    parting: bool  # the client is to be a DEVICE
     shared: list[SharedLogFacts]
 
 

@@ -1,7 +1,7 @@
 # The kind of a client: DEVICE, or APPLICATION if a rule of the configuration says so (config/applications.py).
 #
-# It is decided when a session begins, and stays for as long as the session does: other rules take effect when the
-# client begins a new one. A session that ends with its connection has nothing that could wait in a log.
+# It is decided with each CONNECT: kind_changes.py says what becomes of a session that was of the other kind. A session
+# that ends with its connection has nothing that could wait in a log.
 from collections.abc import Sequence
 from typing import Final, cast
 
@@ -10,10 +10,12 @@ from broker.log import Log
 from broker.mqtt.packets import Connect
 from broker.mqtt.properties import USER_PROPERTY
 from broker.session.session import Session
+from broker.store.durable.application_queue import ApplicationQueue
 
 APPLICATION: Final = "application"
 DEVICE: Final = "device"
 NON_PERSISTENT: Final = "non_persistent"
+PARTING: Final = "parting"  # APPLICATION, and DEVICE once it has been sent all of its log
 LOGGED: Final = 1000  # client ids that are remembered, so that each is logged once
 
 
@@ -25,8 +27,8 @@ class ClientKinds:
         self._log = log
         self._logged: dict[str, None] = {}
 
-    def of_new(self, client_id: str, user: str | None, listener: str, packet: Connect, expiry: int) -> bool:
-        """Whether a client that begins a session with *expiry*, in seconds, is an APPLICATION client."""
+    def of(self, client_id: str, user: str | None, listener: str, packet: Connect, expiry: int) -> bool:
+        """Whether a client whose session has *expiry*, in seconds, is an APPLICATION client."""
         if not self._rules:
             return False
         properties = cast(list[tuple[str, str]], packet.properties.get(USER_PROPERTY, []))
@@ -46,5 +48,6 @@ def kind_of(session: Session) -> str:
     """The kind of the client of *session*, for people."""
     storage = session.storage
     if storage is not None and storage.application:
-        return APPLICATION
+        queue = session.queue()
+        return PARTING if isinstance(queue, ApplicationQueue) and queue.parting else APPLICATION
     return DEVICE if session.expiry else NON_PERSISTENT

@@ -38,6 +38,7 @@ from broker.protocol.ban_enforcement import words
 from broker.protocol.client_kinds import ClientKinds
 from broker.protocol.connection import Connection, PendingConnect
 from broker.protocol.handshake import accept, agree, busy, examine, waiting_memory
+from broker.protocol.kind_changes import KindChanges
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.states import DEADLINES, Input, State
@@ -72,6 +73,7 @@ class ConnectAttempts:
         bans: Bans,
         client_ids: ClientIds,
         kinds: ClientKinds,
+        changes: KindChanges,
         claims: Claims,
         store: SessionStore,
         subscribing: Subscribing,
@@ -93,6 +95,7 @@ class ConnectAttempts:
         self.bans = bans
         self.client_ids = client_ids
         self.kinds = kinds
+        self.changes = changes
         self.claims = claims
         self.store = store
         self.subscribing = subscribing
@@ -340,9 +343,11 @@ class ConnectAttempt(PendingConnect):
         begins = found is None or found.ended or ends or packet.clean_start
         if reason is None and begins and not sessions.may_begin(terms.expiry, now):
             reason = CloseReason.SERVER_UNAVAILABLE
+        if reason is None and found is not None and not begins and attempts.changes.under_way(found):
+            reason = CloseReason.SERVER_UNAVAILABLE
         application, detail = False, ""
         if reason is None and begins:
-            application = attempts.kinds.of_new(self.client_id, self.user, connection.transport, packet, terms.expiry)
+            application = attempts.kinds.of(self.client_id, self.user, connection.transport, packet, terms.expiry)
             detail = sessions.log_trouble() if application else ""
             reason = CloseReason.LOG_UNAVAILABLE if detail else None
             replaces = found is not None and found.storage is not None and found.storage.application
@@ -353,6 +358,8 @@ class ConnectAttempt(PendingConnect):
             return
         if former is not None:
             lifecycle.close(former, CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]
+        if found is not None and not begins and self._waits_for_log(found, now):
+            return
         if found is not None and packet.clean_start and not found.ended:  # [MQTT-3.1.4-4]
             sessions.end(found, now)  # [MQTT-3.1.2-4], 3.1.1 [MQTT-3.1.2-6]
         if found is None or found.ended:
@@ -379,6 +386,28 @@ class ConnectAttempt(PendingConnect):
         )
         session.resume(now)
         attempts.subscribing.continue_replays(connection)
+
+    def _waits_for_log(self, session: Session, now: float) -> bool:
+        """Whether the client waits for a log that *session* gets, as it is of another kind than before."""
+        attempts, connection, expiry = self._attempts, self._connection, self.terms.expiry
+        if not expiry:  # it ends with the connection, and stays what it is until then
+            return False
+        application = attempts.kinds.of(self.client_id, self.user, connection.transport, self._packet, expiry)
+        if not attempts.changes.wanted(session, application, attempts.kinds, now):
+            return False
+        attempts.changes.begin_log(session, partial(self._has_log, session))
+        if connection.protocol_state is State.CLAIMING:
+            attempts.reactor.pause_unauthenticated(connection, Pause.CONNECT)
+        return True
+
+    def _has_log(self, session: Session) -> None:
+        connection = self._connection
+        try:
+            if connection.protocol_state is State.CLAIMING:
+                self._attempts.reactor.resume(connection, Pause.CONNECT)
+                self._welcome(session, self._attempts.clock())
+        except Exception as error:  # the store knows nothing of this connection
+            self._failed(error)
 
     def _act_for_principal(self, session: Session) -> None:
         """Have *session*, which has no connection, act for the client that was authenticated.

@@ -169,11 +169,7 @@ class ConnectionLifecycle:
         session.expiry = terms.expiry
         self._sessions.connected(session)
         self._sessions.set_will(session, None if will is None else Will(will))  # [MQTT-3.1.2-7], 3.1.1 [MQTT-3.1.2-12]
-        kind: Flush = self._delivery.device if session.expiry else self._delivery.non_persistent
-        if session.storage is not None and session.storage.application:
-            kind = self._delivery.application
-        connection.outbox.strategy = STRATEGIES[kind.flush]
-        connection.outbox.enough = kind.buffered_msg_count
+        self.choose_flushing(connection, session)
         self._protection.arrive(connection, session, now)
         session.attach(
             connection.outbox, connection.version, terms.receive_maximum, terms.maximum_packet, terms.alias_maximum
@@ -181,6 +177,14 @@ class ConnectionLifecycle:
         if session.transfer_filter is not None:
             connection.outbox.begin_aside()  # it judges each message
         self._sessions.limits.listener.attached(session, terms.wants_marks, now)
+
+    def choose_flushing(self, connection: Connection, session: Session) -> None:
+        """Have *connection* flush as the kind of the client of *session* asks for."""
+        kind: Flush = self._delivery.device if session.expiry else self._delivery.non_persistent
+        if session.storage is not None and session.storage.application:
+            kind = self._delivery.application
+        connection.outbox.strategy = STRATEGIES[kind.flush]
+        connection.outbox.enough = kind.buffered_msg_count
 
     def _within_limits(self, connection: Connection) -> None:
         """*connection* is within the limits of its address now, or ends: it does not count as surplus any more."""

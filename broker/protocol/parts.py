@@ -29,6 +29,7 @@ from broker.protocol.durable_sessions import DurableSessions, WhenConfirmed
 from broker.protocol.essentials import Essentials
 from broker.protocol.gap_notices import GapNotices
 from broker.protocol.hub import Hub
+from broker.protocol.kind_changes import KindChanges
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.message_shedding import MessageShedding
 from broker.protocol.pack_timeouts import PackTimeouts
@@ -186,6 +187,7 @@ class ProtocolParts:
             protection.accounts,
             durable,
         )
+        self.kind_changes = KindChanges(self.sessions, self.subscribing, self.lifecycle, store, base.client_log)
         self.durable: DurableSessions | None = None
         self.cold: ColdSessions | None = None  # None: no session is stored
         if durable is not None:
@@ -198,7 +200,8 @@ class ProtocolParts:
                 routes.logs = DurableSharedLogs(durable, queue_budget, counters, base.log, acl, wake)
             routes.backlog.members_known = False  # until the mesh says so
             timeouts = PackTimeouts(config.application, store, self.lifecycle)
-            durable.overdue = timeouts.overdue
+            durable.log_hooks.overdue = timeouts.overdue
+            durable.log_hooks.drained = self.kind_changes.drained
             self.cold = ColdSessions(
                 durable,
                 ColdIndex(),
@@ -249,6 +252,7 @@ class ProtocolParts:
             ClientKinds(
                 base.config.application.clients, -(-base.config.application.sessions // base.workers), base.client_log
             ),
+            self.kind_changes,
             claims,
             self.store,
             self.subscribing,

@@ -90,7 +90,7 @@ class Subscribing:
         """
         self._settled = settled
         self._store_pause = store_pause
-        self._shared_filters = shared_filters
+        self.shared_filters: Final = shared_filters
         self._authoriser = authoriser
         self._routes = routes
         self._retained = retained
@@ -268,6 +268,18 @@ class Subscribing:
         """Replays of the retained messages of *subscriptions*, for a client that is not connected yet."""
         return {each: Replay(each, self._retained.match(each.filter)) for each in subscriptions}
 
+    def regroup(self, session: Session, change: Callable[[], None]) -> None:
+        """Have *change* make the client of *session* one of the other kind: its shared subscriptions change groups."""
+        visits = self._routes.visits
+        shared = [each for each in session.subscriptions.values() if each.share]
+        for each in shared:
+            self._routes.remove(each)
+        change()
+        for each in shared:
+            self._routes.add(each)
+        self._routes.invalidate_session(session)  # its publishers wait at another gate
+        self._routes.visits = visits
+
     def judge_again(self, session: Session) -> None:
         """Decide anew what *session* receives: it acts for another principal."""
         self._routes.invalidate_session(session)
@@ -386,7 +398,7 @@ class Subscribing:
             return FilterRefusal.BUDGET
         logs = self._routes.logs
         if share and logs is not None and _has_logs(session):
-            if session.storage is not None and session.storage.shared_subscriptions() >= self._shared_filters:
+            if session.storage is not None and session.storage.shared_subscriptions() >= self.shared_filters:
                 return FilterRefusal.SHARED_FILTERS
             if logs.unusable():
                 return FilterRefusal.LOG_UNAVAILABLE

@@ -84,8 +84,7 @@ class Session(IncomingMessages):
     def resume(self, now: float) -> None:
         """Send again all that was not acknowledged, in its order [MQTT-4.6.0-1], under its packet ids [MQTT-4.4.0-1].
 
-        After a PUBREC the PUBREL is sent again, not the PUBLISH [MQTT-4.3.3-6]. A message that was sent does not expire
-        [MQTT-4.3.3-7].
+        After PUBREC, PUBREL is sent again and not PUBLISH [MQTT-4.3.3-6]. What was sent does not expire [MQTT-4.3.3-7].
         """
         if self._queue is not None:
             self._queue.wake()
@@ -201,17 +200,16 @@ class Session(IncomingMessages):
         if out is None:
             self._dropped(DropReason.OFFLINE_QOS0, run.count)
             return
-        counters = self._counters
         reason: DropReason | None = None
         for part in [run] if out.egress_limit is None and not out.aside else run.parts():
             if out.aside and not out.full:  # one by one, until what is to be said is said
                 for message in part.messages(identifiers):
                     self.offer(message, now)
                 continue
-            reason = reason or out.begin_delivery(counters.publishes_sent)
+            reason = reason or out.begin_delivery(self._counters.publishes_sent)
             if reason is None:
                 self.offer_run(part, identifiers, now)
-                out.end_delivery(counters.publishes_sent)
+                out.end_delivery(self._counters.publishes_sent)
             else:
                 self._dropped(reason, part.count, run.topic)
 
@@ -304,13 +302,12 @@ class Session(IncomingMessages):
             self.backlog.writable(self)
         if out is None or (not self._unsent and self._queue is None and not out.aside):
             return
-        counters = self._counters
         more = not out.writable or self._move(UNLIMITED, out, now)
-        while more and (self._unsent or self._queue or out.aside) and out.begin_queued(counters.publishes_sent):
+        while more and (self._unsent or self._queue or out.aside) and out.begin_queued(self._counters.publishes_sent):
             if out.aside:
                 self._limits.listener.tell(self, now)
             more = self._move(1, out, now)
-            out.end_queued(counters.publishes_sent, self.unsent())
+            out.end_queued(self._counters.publishes_sent, self.unsent())
 
     def _move(self, most: int, out: Outbox, now: float) -> bool:
         """Move at most *most* messages into the window; true if it was the number that ended it."""
@@ -417,8 +414,7 @@ class Session(IncomingMessages):
         queue = self._queue_to_fill() if self.storage is not None and message.qos else self._queue
         if message.qos:
             inflight = self._inflight = self._inflight or {}
-            full = len(inflight) >= self.window or (held > budget.window and not budget.allows(self, held))
-            if self._unsent or full:
+            if self._unsent or len(inflight) >= self.window or (held > budget.window and not budget.allows(self, held)):
                 return False
             if message.qos == 2 and self.storage is not None:
                 message = message.variant(1, False, b"")
@@ -444,6 +440,10 @@ class Session(IncomingMessages):
     def _queue_to_fill(self) -> MessageQueue:
         self._queue = self._queue or new_queue(self, self._limits, self.storage, self.outbox is not None)
         return self._queue
+
+    def renew_queue(self) -> None:
+        """Use the queue that the storage has now."""
+        self._queue = new_queue(self, self._limits, self.storage, self.outbox is not None)
 
     def queue_dropped(self, reason: DropReason, count: int) -> None:
         if count:

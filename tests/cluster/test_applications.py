@@ -352,27 +352,6 @@ def test_a_session_that_ends_with_its_connection_has_no_log_and_is_logged_once(n
     assert [{"client": "service1"}] == log.named("application_not_persistent")
 
 
-def test_the_kind_of_a_session_stays(node: Logged) -> None:
-    """What is in its log would be lost where the rules have changed, or the client comes with other properties."""
-    rule = ApplicationRule(property="kind=service")
-    kinds = node.worker.worker.attempts.kinds
-    kinds._rules = (rule,)
-    client = subscriber(node.worker, "me", [("kind", "service")])
-    node.settle()
-    assert kind(node.worker, "me") == APPLICATION
-    client.socket.close()
-    node.worker.settle()
-    publish(node, b"1")
-    client = subscriber(node.worker, "me")
-
-    assert kind(node.worker, "me") == APPLICATION
-    assert [b"1"] == read_all(client, node.settle)
-    clean = node.worker.connect("me", V5, clean_start=True, properties=LASTING)
-    node.settle()
-    assert kind(node.worker, "me") == DEVICE
-    clean.socket.close()
-
-
 def test_a_service_that_comes_back_at_another_worker_has_its_log_there(
     nodes: Callable[..., Node], redis: RunningRedis
 ) -> None:

@@ -25,7 +25,8 @@ from broker.mqtt.packets import (
     Unsubscribe,
     Wanted,
 )
-from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
+from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, USER_PROPERTY
+from broker.protocol.client_kinds import DEVICE, kind_of
 from broker.reasons import FilterRefusal
 from broker.session.session import Session
 from broker.store.durable import group_looks
@@ -98,10 +99,10 @@ class Services:
             self.go_on()
         raise AssertionError(f"it does not come: {self.got}, {self.leases()}")
 
-    def connect(self, worker: int, name: str, version: int = V5) -> Client:
-        client: Client = self.node[worker].connect(
-            name, version, clean_start=False, properties=LASTING if version == V5 else {}
-        )
+    def connect(self, worker: int, name: str, version: int = V5, kind: str = "") -> Client:
+        """*kind*: a user property."""
+        properties: Properties = {**LASTING, USER_PROPERTY: [("kind", kind)]} if version == V5 else {}
+        client: Client = self.node[worker].connect(name, version, clean_start=False, properties=properties)
         self.node.settle()
         self.clients[name] = client
         self.got.setdefault(name, [])
@@ -114,8 +115,10 @@ class Services:
             self.node.clock.now += 0.02
             self.node.settle()
 
-    def subscribe(self, worker: int, name: str, *filters: bytes, qos: int = 2, version: int = V5) -> Client:
-        client = self.connect(worker, name, version)
+    def subscribe(
+        self, worker: int, name: str, *filters: bytes, qos: int = 2, version: int = V5, kind: str = ""
+    ) -> Client:
+        client = self.connect(worker, name, version, kind)
         client.send(Subscribe(1, [Wanted(each, qos) for each in filters or (GROUP,)]))
         answers: list[object] = []
 
@@ -149,6 +152,10 @@ class Services:
         assert acknowledged == len(payloads)
         publisher.socket.close()
         self.node.settle()
+
+    def kind(self, name: str) -> str:
+        (session,) = [found for broker in self.node if (found := broker.session(name)) is not None]
+        return kind_of(session)
 
     def leases(self) -> dict[str, set[int]]:
         """The partitions of each service that is connected, in all of its groups."""
@@ -664,3 +671,29 @@ def test_a_session_that_cannot_be_read_leaves_its_groups(services: Callable[...,
     assert [stored.scard(members) for members in stored.keys("*:members:*")] == [1]
     if damage != "lease":  # then that partition begins anew
         assert 40 == len(node.got["service1"] + node.got["service2"])
+
+
+def test_members_change_groups_with_their_kind(services: Callable[..., Services]) -> None:
+    """A member of both groups, or of none; or one whose partitions nobody reads any more."""
+    clients = (ApplicationRule(property="kind=service"),)
+    made = services(1, replace(CONFIG, application=replace(SERVICES, clients=clients)))
+    made.subscribe(0, "stays", GROUP, kind="service")
+    made.subscribe(0, "changes", GROUP, kind="service")
+    made.until(lambda: made.balanced("stays", "changes"))
+    made.leave("changes")
+    made.connect(0, "changes")
+    made.until(lambda: made.kind("changes") == DEVICE)
+    (members,) = made.redis.client().keys("*:members:*")
+    assert 1 == made.redis.client().scard(members)
+    made.until(lambda: {*range(PARTITIONS)} == made.leases().get("stays"))
+    made.publish(0, *numbers(0, 40))
+    made.until(lambda: sorted(made.got["stays"]) == sorted(made.got["changes"]) == sorted(numbers(0, 40)))
+
+    made.leave("changes")
+    made.connect(0, "changes", kind="service")
+    made.until(lambda: made.balanced("stays", "changes"))
+    made.publish(0, *numbers(40, 80))
+    made.until(lambda: len(made.got["stays"]) + len(made.got["changes"]) >= 120)
+    assert 120 == len(made.got["stays"]) + len(made.got["changes"])
+    made.leave("stays")
+    made.until(lambda: {*range(PARTITIONS)} == made.leases().get("changes"))

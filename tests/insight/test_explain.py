@@ -459,7 +459,8 @@ def test_publishers_that_wait_for_a_log_are_told_which_and_why() -> None:
 def test_the_logs_that_an_application_client_shares_are_told(waits: str, trouble: str) -> None:
     """Nobody would know why a member of a group gets nothing, while others do all the work."""
     shared = {"name": "g", "filter": "t/#", "topic": "weir.msg.app.shared.t.mlw", "partitions": 12, "reads": [1, 7]}
-    log = {"topic": "weir.msg.app.phone", "trouble": "", "shared": [{**shared, "waits": waits, "trouble": trouble}]}
+    shared |= {"waits": waits, "trouble": trouble}
+    log = {"topic": "weir.msg.app.phone", "trouble": "", "parting": False, "shared": [shared]}
     told = " ".join(explain(facts(log=log)))
 
     assert "Of $share/g/t/# it reads 2 of 12 partitions of weir.msg.app.shared.t.mlw" in told
@@ -470,12 +471,19 @@ def test_the_logs_that_an_application_client_shares_are_told(waits: str, trouble
 @pytest.mark.parametrize("trouble", ["", "the topic does not exist (t)"])
 def test_the_log_of_an_application_client_is_told(trouble: str) -> None:
     """Nobody would know why the client gets nothing, or where its messages wait."""
-    told = explain(facts(log={"topic": "weir.msg.app.phone", "trouble": trouble, "shared": []}))
+    told = explain(facts(log={"topic": "weir.msg.app.phone", "trouble": trouble, "parting": False, "shared": []}))
 
     assert f"It is an APPLICATION client: its messages wait in the log weir.msg.app.phone.{trouble and ' That'}" in (
         " ".join(told)
     )
     assert trouble in " ".join(told)
+
+
+def test_a_client_that_is_to_have_no_log_any_more_is_told_of() -> None:
+    """Who has changed the rules would not know why the client has its log still."""
+    told = explain(facts(log={"topic": "weir.msg.app.phone", "trouble": "", "parting": True, "shared": []}))
+
+    assert "It will be a DEVICE, as its last CONNECT says, once it has been sent all" in " ".join(told)
 
 
 BEHIND: Final[dict[str, Any]] = {"lag": 12.0, "behind": 30, "trouble": ""}

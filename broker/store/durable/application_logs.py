@@ -11,11 +11,13 @@ from broker.config.applications import Application
 from broker.log import Log
 from broker.overload.gate import Gate
 from broker.store.durable.adoption import client_id_of
-from broker.store.durable.application_queue import NOTHING_SENT, ApplicationQueue, QueueLogs
+from broker.store.durable.application_queue import ApplicationQueue
 from broker.store.durable.application_topics import ApplicationTopics, StoreFirst
 from broker.store.durable.lease_scripts import LeaseKeys
 from broker.store.durable.log_browser import Found, LogLook, LogSearch
 from broker.store.durable.log_feed import LogFeed
+from broker.store.durable.queue_logs import QueueLogs
+from broker.store.durable.timed_queue import NOTHING_SENT
 from broker.store.logs.port import Appender, LogLink, LogReading
 from broker.store.logs.records import Position
 from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
@@ -24,6 +26,7 @@ LOOK: Final = 1.0  # seconds between two looks for what is not acknowledged in t
 REFUSALS: Final = 60.0  # seconds between two lines about messages that the log of a client refuses
 
 Described = Callable[[TopicDescription | None, LogError | None], None]
+Reached = Callable[[ApplicationQueue, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,18 @@ def log_settings(application: Application) -> LogSettings:
     )
 
 
+def _nobody_minds(queue: ApplicationQueue, now: float) -> None:
+    pass
+
+
+class LogHooks:
+    """Called with a queue of a client that is connected."""
+
+    def __init__(self) -> None:
+        self.overdue: Reached = _nobody_minds  # it has not acknowledged in time
+        self.drained: Reached = _nobody_minds  # `may_part()`
+
+
 class ApplicationLogs(QueueLogs):
     def __init__(
         self,
@@ -56,7 +71,7 @@ class ApplicationLogs(QueueLogs):
         gate: Gate,
         settings: LogSettings,
         wall: Callable[[], float],
-        overdue: Callable[[ApplicationQueue, float], None],
+        hooks: LogHooks,
         confirm: StoreFirst,
         when_removed: StoreFirst,
         lease_keys: LeaseKeys,
@@ -64,9 +79,8 @@ class ApplicationLogs(QueueLogs):
     ) -> None:
         """*gate*: of publishes for the sessions. *wall*: Unix time in seconds. *confirm*, *when_removed*: see
         `GroupCommit`.
-
-        *overdue* is called with a queue, of a client that is connected and has not acknowledged in time.
         """
+        self._hooks = hooks
         self.gate: Final = gate
         self.most = settings.most
         self.lease_keys = lease_keys
@@ -78,7 +92,6 @@ class ApplicationLogs(QueueLogs):
         self._look = min(LOOK, settings.pack_timeout / 20)
         self._look_at = 0.0
         self._wall = wall
-        self._overdue = overdue
         self._log = log
         self._awake: dict[ApplicationQueue, None] = {}  # whose clients are connected
         self._due: dict[ApplicationQueue, None] = {}
@@ -101,16 +114,26 @@ class ApplicationLogs(QueueLogs):
             for queue in due:
                 queue.hand_over(now, wall)
                 queue.go_on(now)
+                if queue.parting:
+                    self._look_whether_drained(queue, now, False)
         if self._awake and now >= self._look_at:
             self._look_at = now + self._look
             for queue in list(self._awake):
                 self._note(queue, queue.log_trouble())
+                if queue.parting:
+                    self._look_whether_drained(queue, now, True)
                 since = queue.sent_since(now)
                 if since != NOTHING_SENT and now - since >= self.timeout:
-                    self._overdue(queue, now)
+                    self._hooks.overdue(queue, now)
         topics_at = self.topics.tick(now)
         look_at = self._look_at if self._awake else inf
         return now if self.has_work() else min(look_at, topics_at)
+
+    def _look_whether_drained(self, queue: ApplicationQueue, now: float, again: bool) -> None:
+        if queue.asks_for_end(again):
+            self.describe(queue, partial(_found_end, queue))
+        if queue.may_part(now):
+            self._hooks.drained(queue, now)
 
     # Topics.
 
@@ -194,3 +217,8 @@ def _note_end(
     if description is not None:
         queue.log_reaches(description.next[0])
     then(description, error)
+
+
+def _found_end(queue: ApplicationQueue, description: TopicDescription | None, error: LogError | None) -> None:
+    if description is not None:
+        queue.found_end()

@@ -20,31 +20,36 @@
 # A session has an era (log_pack.py), and begins at the end of the log as it is then. Nothing is appended before both
 # are stored: a worker that follows, and draws another era, would take what is there for that of a former session. When
 # the session ends, its topic is deleted (application_topics.py).
+#
+# A client may change its kind (protocol/kind_changes.py). What waits for a DEVICE stays where it is then, ahead of the
+# log. Or the queue parts from its log, once all of it was passed on. Nothing is appended while the last packs come back
+# from the log, some milliseconds: what is offered meanwhile is the first that waits in Redis alone.
 import os
+from collections.abc import Callable
+from functools import partial
 from math import inf
 from struct import Struct
-from typing import Final, Protocol
+from typing import Final
 
 from hiredis import ReplyError
 
-from broker.delivery.completion import Completion
 from broker.reasons import DropReason
 from broker.session.expiry import ExpirySchedule
 from broker.session.message import Message
 from broker.session.queue import MessageBudget
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.held_leases import HeldLeases
-from broker.store.durable.lease_scripts import LeaseKeys
 from broker.store.durable.leases import Lease
 from broker.store.durable.log_feed import STEPS, LogFeed
 from broker.store.durable.log_pack import ERA, PACK, PACK_BYTES, LogMessage, encode_log_pack
 from broker.store.durable.log_topics import topic_of
-from broker.store.durable.pack import Pack, position_of
+from broker.store.durable.pack import Pack
 from broker.store.durable.queue import DurableQueue, QueueReader
+from broker.store.durable.queue_logs import Appended, QueueLogs
 from broker.store.durable.removals import Words
 from broker.store.durable.stored_session import LOG
+from broker.store.durable.timed_queue import TimedQueue
 from broker.store.durable.tokens import TakenNumbers
-from broker.store.logs.port import Appender, LogReading
 from broker.store.logs.records import Position
 from broker.store.logs.topics import LogError
 from broker.store.redis.connection import packed
@@ -52,83 +57,15 @@ from broker.store.redis.keys import SessionKeys
 
 FORM: Final = 1
 SAVED: Final = Struct(">BI8s")  # FORM, messages of the record that were passed on, era; then the position, if any
-NOTHING_SENT: Final = -1.0
-UNKNOWN: Final = -2.0  # a time: that of the next look
 UNREAD: Final = -1  # an offset
-GRAIN: Final = 0.1  # seconds: messages that are sent within this time count as sent together
 PASSED_BYTES: Final = 1024 * 1024  # of messages that wait in the queue; one more message may exceed it
+NEAR: Final = 64  # records before the end of the log from which on nothing is appended, if the log is to be left
+CLOSED: Final = 1.0  # seconds of that at most; then the log is used on, and it is tried again PAUSE seconds later
+PAUSE: Final = 30.0
+OPEN: Final = -1.0  # a time
 
 
-class QueueLogs(Protocol):
-    """Works with the log for queues."""
-
-    most: int  # messages of a queue that were passed on and are not done
-    lease_keys: LeaseKeys
-
-    def wall(self) -> float:
-        """Unix time in seconds."""
-        ...
-
-    def soon(self, queue: "ApplicationQueue") -> None:
-        """Call `hand_over()`, then `go_on()`, of *queue* at the end of the slice."""
-        ...
-
-    def begins(self, topic: str) -> bytes:
-        """A queue is made that is to have *topic*: the identity of one that it may use; b"": it needs a new one."""
-        ...
-
-    def open(self, queue: "ApplicationQueue") -> None:
-        """Have a log made for *queue*; `opened()` follows as soon as that can be, or `not_opened()`."""
-        ...
-
-    def ended(self, queue: "ApplicationQueue", log: bytes) -> None:
-        """The session of *queue*, which has the log with the identity *log*, ends."""
-        ...
-
-    def settled(self, queue: "ApplicationQueue") -> None:
-        """*queue*, whose session has ended, has nothing on its way to the log any more."""
-        ...
-
-    def append(self, queue: "ApplicationQueue", body: bytes, appender: Appender, now: float) -> None: ...
-
-    def read(self, queue: "ApplicationQueue", position: Position, feed: LogFeed) -> LogReading: ...
-
-    def rests(self, queue: "ApplicationQueue") -> None:
-        """*queue* is not read any more."""
-        ...
-
-    def refused(self, queue: "ApplicationQueue", count: int, error: LogError, now: float) -> None:
-        """The log of *queue* will never have *count* messages."""
-        ...
-
-
-class Appended(Appender):
-    """A pack that is under way, and the publishes that wait for it."""
-
-    def __init__(self, queue: "ApplicationQueue", completions: list[Completion]) -> None:
-        self._queue = queue
-        self._completions = completions
-
-    def stored(self, offset: int, now: float) -> None:
-        self._queue.log_reaches(offset + 1)
-        self._settle(now)
-        self._queue.appended(now)
-
-    def refused(self, error: LogError, now: float) -> None:
-        self._queue.refused(len(self._completions), error, now)
-        self._settle(now)
-        self._queue.appended(now)
-
-    def late(self, now: float) -> None:
-        for completion in self._completions:
-            completion.needs_long(log=True)
-
-    def _settle(self, now: float) -> None:
-        for completion in self._completions:
-            completion.settle(now)
-
-
-class ApplicationQueue(DurableQueue):
+class ApplicationQueue(TimedQueue):
     def __init__(
         self,
         keys: SessionKeys,
@@ -160,10 +97,13 @@ class ApplicationQueue(DurableQueue):
         self._feeding = False
         self.refusals_logged = -inf  # when it was logged last that the log has refused messages
         self._late_source = -1  # that appended what was passed on last, if that was late; -1: it was not
-        self.retries = 0  # time-outs in a row of the same message, for whoever counts them
-        self._timed_out = 0  # the position of that message
-        self._sent: list[tuple[int, float]] = []  # over this connection: the first position that was sent at a time
         self.leases: Final = HeldLeases()
+        self._former: DurableQueue | None = None  # see `follow()`
+        self.parting = False  # the log is to be left: its client is a DEVICE
+        self.parted = False  # the log was left: this is a queue as others are
+        self._asked_for_end = self._end_found = False  # `log_end()` is that of the log, as it is to be left
+        self._closed_at = OPEN  # when appending ended, for the last packs to be read
+        self._part_at = -inf  # not before that time
 
     def restore_log(self, saved: bytes) -> None:
         self.inherited = b""
@@ -185,23 +125,26 @@ class ApplicationQueue(DurableQueue):
     # The port.
 
     def limit(self, most_bytes: int) -> None:
-        pass  # retention limits the log, and `logs.most` the rest
+        if self.parted:  # else retention limits the log, and `logs.most` the rest
+            super().limit(most_bytes)
 
     def wake(self) -> None:
         super().wake()
-        self._sent = [(0, UNKNOWN)]
-        if not self._opened:
+        if not (self._opened or self.parted):
             self._open()
         self._read_log()
         self.leases.client_changed()
 
     def rest(self) -> None:
         self._stop_reading()
+        self._open_again()
         if self.leases.release_all():
             self._commit.soon(self)
         super().rest()
 
     def append(self, message: Message, most: int, now: float) -> int:
+        if self.parted:
+            return super().append(message, most, now)
         completion = message.hold()
         completion.logged = True
         if not self._opened:  # the gate of the log does not know of it yet
@@ -215,13 +158,7 @@ class ApplicationQueue(DurableQueue):
         return 0
 
     def keep(self, message: Message, now: float) -> bool:
-        return False  # nothing overtakes the log
-
-    def pop(self) -> Message | None:
-        message = super().pop()
-        if message is not None and (not self._sent or self._commit.now - self._sent[-1][1] >= GRAIN):
-            self._sent.append((position_of(self.packet_id, self._sent_to), self._commit.now))
-        return message
+        return self.parted and super().keep(message, now)  # nothing overtakes a log
 
     def done(self, packet_id: int, message: Message, now: float) -> None:
         super().done(packet_id, message, now)
@@ -264,7 +201,7 @@ class ApplicationQueue(DurableQueue):
 
     def hand_over(self, now: float, wall: float) -> None:
         """Append what was offered."""
-        if not self._opened or self.moves() or not self._offered:
+        if not self._opened or self.moves() or not self._offered or self._closed_at != OPEN:
             return
         offered, self._offered = self._offered, []
         self._offered_bytes = 0
@@ -294,6 +231,8 @@ class ApplicationQueue(DurableQueue):
         self._give_if_stored()
         if self._leaves_log and self.nothing_under_way():
             self._logs.settled(self)
+        if self.parting:
+            self._logs.soon(self)
 
     def nothing_under_way(self) -> bool:
         """Whether nothing of it is on its way to the log."""
@@ -420,18 +359,11 @@ class ApplicationQueue(DurableQueue):
         """The key of the record of the session."""
         return self._keys.records + self.client
 
-    def is_overdue(self, now: float, timeout: float) -> bool:
-        """Whether the oldest message was not done in time, over this connection or the one before."""
-        since = self.sent_since(now)
-        if since != NOTHING_SENT and now - since >= timeout:
-            return True
-        return self.retries > 0 and self._first_unfinished() == self._timed_out
-
     # For operators.
 
     def log_reaches(self, offset: int) -> None:
         """The next record of the log will have *offset*."""
-        self._end = offset
+        self._end = max(self._end, offset) if self.parting else offset  # an answer may be older than what was appended
 
     def log_end(self) -> int:
         """The offset behind the last record of the log that this worker knows of; UNREAD: it knows none."""
@@ -461,46 +393,102 @@ class ApplicationQueue(DurableQueue):
         self._passed = 0
         self._save()
 
-    # Time-outs.
+    # The client changes its kind.
 
-    def sent_since(self, now: float) -> float:
-        """When the oldest message was sent that is not done, over this connection; NOTHING_SENT: there is none."""
-        first, sent = self._first_unfinished(), self._sent
-        if sent and sent[0][1] == UNKNOWN:
-            sent[0] = (0, now)
-        if first > self._sent_to or not sent:
-            return NOTHING_SENT
-        while len(sent) > 1 and sent[1][0] <= first:
-            sent.pop(0)
-        return sent[0][1]
+    def follow(self, former: DurableQueue, then: Callable[[], None]) -> None:
+        """Go on with what *former* has, the queue of the session so far, once all of it is stored; then call *then*.
 
-    def count_time_out(self, now: float) -> int:
-        """The oldest message is not done in time, whose time begins anew; how often in a row that is so."""
-        first = self._first_unfinished()
-        self.retries = self.retries + 1 if first == self._timed_out else 1
-        self._timed_out = first
-        self._sent = [(0, now)]
-        return self.retries
+        No client is connected. Nobody is to use *former* any more.
+        """
+        self._former = former
+        self.expect()
+        former.give(partial(self._former_is_stored, then))
 
-    def _first_unfinished(self) -> int:
-        """The position of the first message that is not done; that of the next one, if all are."""
-        first = self._ready_to + 1 if self.stored.unread else self._last + 1
-        first = min(first, next(iter(self.stored.pack_of), first), next(iter(self._writing), first))
-        first = min(first, next(iter(self._new), first))
-        for position in self._marks.stored:
-            first = min(first, position)
-        return first
+    def _former_is_stored(self, then: Callable[[], None]) -> None:
+        former, self._former = self._former, None
+        if former is None:  # the session has ended
+            return
+        self._early = None
+        self.take_places(former)
+        if self._taken is not None:
+            self._taken.nothing_late()  # packs say what is late
+        if self._offered:
+            self._send_soon()
+        self._give_if_stored()
+        then()
+
+    def part(self, parting: bool) -> None:
+        """Leave the log once all of it was passed on, if *parting*: `QueueLogs` asks `may_part()`. Else keep it."""
+        self.parting = parting
+        self._open_again()
+        self._logs.soon(self)
+
+    def asks_for_end(self, again: bool) -> bool:
+        """Whether the end of the log is to be looked for, to leave it, perhaps *again*; `found_end()` follows."""
+        if not self.parting or self._feed is None or self._end_found or (self._asked_for_end and not again):
+            return False
+        self._asked_for_end = True
+        return True
+
+    def found_end(self) -> None:
+        """`log_reaches()` was called with the end of the log."""
+        self._end_found = True
+        self._logs.soon(self)
+
+    def may_part(self, now: float) -> bool:
+        """Whether all of the log was passed on, and that is stored. If little is left, nothing more is appended."""
+        feed = self._feed
+        if not self.parting or feed is None or not self._end_found or self.moves() or self.damaged:
+            return False
+        left = self.log_end() - feed.position.offset
+        if self._closed_at == OPEN:
+            if left > NEAR or now < self._part_at or not self._has_place():
+                return False
+            self._closed_at = now
+        elif now - self._closed_at > CLOSED:
+            self._part_at = now + PAUSE
+            self._open_again()
+            return False
+        if self._log_due:
+            self._commit.soon(self)
+        if left > 0 or self._appending or self._log_due or self._log_under_way:
+            return False
+        return not (feed.has_more() or self.leases.turns(None))
+
+    def _open_again(self) -> None:
+        self._asked_for_end = self._end_found = False
+        if self._closed_at != OPEN:
+            self._closed_at = OPEN
+            if self._offered:
+                self._send_soon()
+
+    def part_now(self, now: float) -> None:
+        """Leave the log, if `may_part()`: it is deleted, and what waits from now on is in Redis only."""
+        position = self._position
+        self._stop_reading()
+        self.parting, self.parted = False, True
+        self._opened, self._position, self._passed = False, None, 0
+        self._closed_at = OPEN
+        self.end_timing()
+        if position is not None and position.log:
+            self._logs.ended(self, position.log)
+        offered, self._offered = self._offered, []
+        self._offered_bytes = 0
+        for message in offered:  # they count in the budget
+            self._append(message, now)
 
     # What differs from other durable queues.
 
     def _is_being_stored(self, position: int, message: Message) -> bool:
+        if self.parted:
+            return super()._is_being_stored(position, message)
         return position not in self.stored.pack_of or position in self._writing
 
     def _has_room(self) -> bool:
-        return True  # `_has_place()` was asked
+        return not self.parted or super()._has_room()  # else `_has_place()` was asked
 
     def _is_blank(self) -> bool:
-        return False  # it knows how far the log was passed on
+        return self.parted and not self.leases.all and super()._is_blank()  # else it knows what is not passed on
 
     def _go_on(self, now: float) -> None:
         super()._go_on(now)
@@ -520,7 +508,17 @@ class ApplicationQueue(DurableQueue):
 
     def disown(self) -> list[Message]:
         self._disowned = True
-        return super().disown()
+        messages = super().disown()
+        former, self._former = self._former, None
+        if former is not None:
+            messages += former.disown()
+            former.give_stored()  # it writes nothing any more
+            former.left = True
+        return messages
+
+    def clear(self) -> int:
+        former, self._former = self._former, None
+        return super().clear() + (0 if former is None else former.clear())
 
     def _forget(self) -> list[Message]:
         self._stop_reading()
@@ -549,7 +547,7 @@ class ApplicationQueue(DurableQueue):
 
     def _keeps_something(self) -> bool:
         waits = self._offered or self._appending or self._log_due or self._log_under_way
-        return bool(waits or self.leases.all)
+        return bool(waits or self.leases.all or self._former is not None)
 
     # What GroupCommit asks for.
 
@@ -590,6 +588,8 @@ class ApplicationQueue(DurableQueue):
     def committed(self, errors: list[ReplyError], now: float) -> None:
         begins = self._log_under_way and not self._log_due and self._position is not None and not self._opened
         self._log_under_way = False
+        if self.parting:
+            self._logs.soon(self)
         self.leases.stored()
         if self.leases.waits_to_release():
             self._commit.soon(self)

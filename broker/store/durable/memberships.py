@@ -10,6 +10,7 @@ class Memberships:
     def __init__(self) -> None:
         self.current: dict[bytes, None] = {}
         self.former: dict[bytes, None] = {}  # it has unsubscribed since its queue was empty
+        self.parted: list[bytes] = []  # in whose groups of APPLICATION clients it is no member any more, not stored yet
 
     def add(self, key: bytes) -> None:
         self.current[key] = None

@@ -81,6 +81,20 @@ class QueuePlaces(MessageQueue):
         *damaged*: they are released as they are stored, whether they can be read or not.
         """
 
+    def take_places(self, former: "QueuePlaces") -> None:
+        """Go on with what *former* has: all of it is stored and unread, and *former* is used no more."""
+        self.stored, self._marks, self._taken = former.stored, former._marks, former._taken
+        self._overtaken, self._done_unread, self._keep = former._overtaken, former._done_unread, former._keep
+        self.count, self.waiting_bytes, self.exact = former.count, former.waiting_bytes, former.exact
+        self._last = self._due_to = former._last
+        self._ready_to, self._sent_to, self._moved_to = former._ready_to, former._sent_to, former._moved_to
+        self._restored_to, self._late = former._restored_to, former._late
+        self.of_member = self.of_member or former.of_member
+        self.damaged = former.damaged
+        self._expiry.set(self, former.due)
+        former._expiry.discard(former)
+        former._holder = None
+
     def waiting_in_memory(self) -> tuple[list[StoredMessage], list[StoredMessage]]:
         """The messages that wait in memory, in order: those ahead of the packs that are unread, and those behind."""
         behind = [StoredMessage(each, message) for each, message in self._new.items() if each > self._ready_to]

@@ -25,7 +25,7 @@ from broker.store.durable.lease_scripts import digest_of
 from broker.store.durable.memberships import Memberships
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.removals import INDEX, Words, in_transaction
-from broker.store.durable.stored_session import FORM, GAP, HEAD, LEFT, WILL, StoredSession
+from broker.store.durable.stored_session import FORM, GAP, HEAD, LEFT, LOG, WILL, StoredSession
 from broker.store.durable.tokens import PublishTokens, new_token
 from broker.store.durable.writer import Writer
 from broker.store.redis.connection import packed
@@ -132,6 +132,28 @@ class SessionRecord(SessionStorage, Writer):
         expected, self._queue = self._queue, None
         if expected is not None:
             self.queue().expect()
+
+    def may_have_log(self) -> bool:
+        """Whether nothing is to be removed of a log that the session had: else that would be of the next one."""
+        return self._removed is None or LOG not in self._removed
+
+    def change_to_application(self) -> DurableQueue | None:
+        """The session is one of an APPLICATION client from now on, if `may_have_log()`, and has another queue.
+
+        Returns the one that it had, which that one has to follow.
+        """
+        former, self._queue = self._queue, None
+        self.become_application()
+        self.queue()
+        return former
+
+    def change_to_device(self) -> None:
+        """The session, whose queue parts from its log, is one of an APPLICATION client no more."""
+        self.application = False
+        self.gate = self._commit.gate.gate
+        if self._groups is not None:
+            self._groups.parted += self._groups.current
+        self._remove(LOG)
 
     def restore(self, stored: StoredSession) -> None:
         """Go on with a record that was read as *stored*."""
@@ -376,9 +398,13 @@ class SessionRecord(SessionStorage, Writer):
 
     def _leaves_groups(self, fields: Iterable[bytes]) -> list[Words]:
         """Have the session be no member any more of the groups of APPLICATION clients among *fields*, which end."""
-        if not self.application or self._groups is None:
+        groups = self._groups
+        if groups is None:
             return []
-        member, found = digest_of(self._client), [self._queues.members_key(key) for key in fields if is_shared(key)]
+        left, groups.parted = groups.parted, []
+        if self.application:
+            left += [key for key in fields if is_shared(key)]
+        member, found = digest_of(self._client), [self._queues.members_key(key) for key in left]
         return [("SREM", key, member) for key in found if key]
 
     def _damaged(self) -> bool:

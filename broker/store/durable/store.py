@@ -24,7 +24,7 @@ from broker.store.durable.adoption import (
     restore,
     set_aside,
 )
-from broker.store.durable.application_logs import ApplicationLogs, LogSettings
+from broker.store.durable.application_logs import ApplicationLogs, LogHooks, LogSettings
 from broker.store.durable.application_queue import ApplicationQueue
 from broker.store.durable.cold_reads import ColdReads
 from broker.store.durable.dropped_queues import DroppedQueues
@@ -126,9 +126,9 @@ class DurableStore(OnReady):
         self.retained_load: RetainedLoad | None = None
         self.return_taker: ReturnTaker | None = None
         self.logs: ApplicationLogs | None = None
+        self.log_hooks: Final = LogHooks()
         self.shared_logs: SharedLogWork | None = None
         self.lease_notices: ChannelSubscription | None = None  # which tells `heard()`
-        self.overdue: Callable[[ApplicationQueue, float], None] = _nobody_waits  # see `ApplicationLogs`
         self._worker = worker
         self.workers: Final = workers  # of the node
         commands.on_ready(self)
@@ -145,18 +145,15 @@ class DurableStore(OnReady):
         *gate*: of publishes for such sessions, which is that of the link. *log* hears which logs fail. *db*: of Redis.
         """
         leases = LeaseKeys(self._keys, self._keys.leases(db))
-        confirm, when_removed = self.commit.confirm, self.commit.when_removed
+        commit, hooks = self.commit, self.log_hooks
         self.logs = ApplicationLogs(
-            link, gate, settings, self._wall, self._tell_overdue, confirm, when_removed, leases, log
+            link, gate, settings, self._wall, hooks, commit.confirm, commit.when_removed, leases, log
         )
 
     def taken(self, client: bytes) -> None:
         """Another worker has taken the session of *client*, as the fence of this worker says."""
         if self.logs is not None:
             self.logs.topics.taken(client)
-
-    def _tell_overdue(self, queue: ApplicationQueue, now: float) -> None:
-        self.overdue(queue, now)
 
     def serve(self, owner: SessionOwner, now: float) -> None:
         """Give *owner* the sessions of this shard, whose former workers have ended; then tell it what concerns them."""
@@ -594,7 +591,3 @@ class _ReadTaken(Command):
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
         self._take.store.not_read(self._take, failure, now)
-
-
-def _nobody_waits(queue: ApplicationQueue, now: float) -> None:
-    pass

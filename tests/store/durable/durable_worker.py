@@ -176,11 +176,13 @@ class DurableWorker:
         replica: ModelReplica | None = None,
         log: ModelLog | None = None,
         passed: int = 200,
+        device: bool = False,
     ) -> None:
         """*queue*: how many messages may wait; *ttl*: for how many seconds.
 
         *expects*: the session comes later, from a worker that lives. *replica*: has to have what is stored. *log*: the
-        session is one of an APPLICATION client, whose messages wait there; *passed*: those that are passed on at once.
+        session is one of an APPLICATION client, whose messages wait there, unless it is one of a *device*; *passed*:
+        those that are passed on at once.
         """
         self.redis = redis
         self.now = now
@@ -200,7 +202,7 @@ class DurableWorker:
             self.commands, number, self.budget, lambda: self.now + self.jump, ttl, replication=replication
         )
         self.store.commit.fenced = self._fenced
-        self.owner = OneSession(self.store, self.budget, queue, log is not None)
+        self.owner = OneSession(self.store, self.budget, queue, log is not None and not device)
         self.link = ModelLink(log or ModelLog(), number)
         if log is not None:
             self.store.keep_logs(self.link, Gate(Overload(), "log", 2, 0.0), LogSettings(most=passed), self.log)

@@ -107,8 +107,12 @@ class History:
         self.expired = 0  # messages, at all workers
         self.drained_at = 0.0  # when the client read last: what it reads was sent after that
         self.replica = self.random.choice([None, ModelReplica()])
-        self.worker = DurableWorker(self.redis, ttl=self.ttl, replica=self.replica)
+        self.worker = self.start(self.redis, 1000.0)
         self.other = OtherSession()
+
+    def start(self, redis: ModelRedis, now: float, expects: bool = False) -> DurableWorker:
+        """The worker with the number `workers`."""
+        return DurableWorker(redis, self.workers, now, expects=expects, ttl=self.ttl, replica=self.replica)
 
     def kill_worker(self) -> None:
         """The next worker knows nothing but what is stored."""
@@ -119,7 +123,7 @@ class History:
             self.redis.values.clear()
             self.redis.values.update(self.replica.values)
         self.workers += 1
-        self.worker = DurableWorker(self.redis, self.workers, self.worker.now, ttl=self.ttl, replica=self.replica)
+        self.worker = self.start(self.redis, self.worker.now)
         self.other = OtherSession()
         self.connect()
 
@@ -141,8 +145,7 @@ class History:
         former.disconnect()
         self.workers += 1
         self.return_replica()
-        wire, replica = ModelRedis(self.redis.server), self.replica
-        new = DurableWorker(wire, self.workers, former.now, expects=True, ttl=self.ttl, replica=replica)
+        new = self.start(ModelRedis(self.redis.server), former.now, expects=True)
         killed = self.random.choice(["", "", "former", "new, early", "new, late"])
         self.pass_time(former, new)
         if killed == "new, early":
