@@ -237,13 +237,16 @@ class _Confirmation(CompletionListener):
     def __init__(self, confirmations: Confirmations, number: int) -> None:
         self._confirmations = confirmations
         self._number = number
+        self._told = False  # that it is abandoned: nobody waits for it any more
 
     def advance(self, now: float) -> None:
-        self._confirmations.settled(self._number)
+        if not self._told:
+            self._confirmations.settled(self._number)
 
     def needs_long(self, log: bool) -> None:
         self._confirmations.needs_long(self._number)
 
     def abandoned(self, now: float) -> Outbox | None:
+        self._told = True
         self._confirmations.abandoned(self._number)
         return None

@@ -3,6 +3,8 @@ from collections.abc import Callable
 
 import pytest
 
+from broker.cluster import wire
+from broker.cluster.confirmations import Confirmations
 from broker.mqtt.packets import (
     PUBACK,
     PUBCOMP,
@@ -21,6 +23,7 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from broker.reasons import CloseReason
+from broker.session.message import NEVER, Message
 from tests.cluster.talk import subscribed
 from tests.innode import Node
 from tests.inprocess import Broker, Client
@@ -422,3 +425,22 @@ def test_what_is_acknowledged_at_once_is_not_under_way_to_a_store(node: Node, sh
 
     assert 200 == len(publisher.receive())
     assert 0 == under_way(node[1], shard)
+
+
+def test_a_publish_that_was_told_as_lost_is_not_told_as_done_later() -> None:
+    """The worker that it came from would end with an error: nobody waits for it there any more.
+
+    So it is if this worker had passed it on to a member at a third one, whose sessions were taken while it was stopped:
+    it stores what it has when it goes on.
+    """
+    confirmations = Confirmations(lambda: None)
+    completion = Message(b"a", b"x", 1, False, b"", NEVER).hold()
+    confirmations.add(completion)
+    assert completion.queue is not None
+    completion.abandoned = True
+    completion.queue.abandoned(0.0)
+    lost = confirmations.take()
+    completion.settle(1.0)
+
+    assert wire.settled(wire.UNSETTLED, [1]) == lost
+    assert b"" == confirmations.take()
