@@ -354,7 +354,8 @@ class Checker:
         if not excused and not self._is_uncertain(session, message):
             self._judge_repetition(session, event, receipt, again)
         receipt.excused = False
-        receipt.finished = None
+        if receipt.connection != session.connection:  # else the acknowledgement may be on its way still
+            receipt.finished = None
         receipt.connection, receipt.packet_id = session.connection, packet_id
 
     def _judge_expiry(self, event: Received) -> None:

@@ -303,6 +303,9 @@ def test_what_must_be_stored_is_what_the_client_has_not_acknowledged() -> None:
     assert [2] == unfinished(application().publish(1).publish(2).receive(1, 2).add(Released, S, 1))
     assert [] == unfinished(application().add(Sent, P, 1, "d/1")), "it may have come, or not"
     assert [] == unfinished(application().publish(1).add(Connecting, S, True)), "the session may have ended"
+    again = application(False).publish(1).receive(1).add(Acknowledged, S, 1).receive(1, dup=True)
+    assert [] == unfinished(again), "the acknowledgement may be on its way"
+    assert [1] == unfinished(again.connect(S, True).receive(1, dup=True)), "it was lost"
 
 
 def test_answers_come_in_the_order_of_publishes() -> None:
