@@ -185,6 +185,8 @@ def carrier_lines(carrier: dict[str, Any]) -> list[str]:
     ]
     if report.get("metrics_trouble"):
         lines.append(f"            no metrics records are published to it: {report['metrics_trouble']}")
+    if report.get("offsets_trouble"):
+        lines.append(f"            its tools do not see how far services are: {escape(report['offsets_trouble'])}")
     return lines
 
 

@@ -25,6 +25,8 @@ CARRIER_COUNTERS: Final = (
     ("read_records", "Records that were read for workers."),
     ("repeated_packs", "Packs that were read twice, and left out."),
     ("damaged_records", "Records that could not be decoded."),
+    ("committed_offsets", "Offsets of consumer groups that were committed to Kafka, for its tools."),
+    ("failed_offsets", "Offsets that Kafka has refused, or that were dropped."),
 )
 CARRIER_GAUGES: Final = (
     ("waiting_packs", "Packs that the log has not stored yet."),

@@ -31,6 +31,7 @@ from broker.worker_id import WorkerId
 if TYPE_CHECKING:
     from broker.carrier.kafka_log import KafkaLog
     from broker.carrier.kafka_metrics import MetricsTopic
+    from broker.carrier.kafka_mirror import KafkaMirror
 
 NO_STALLS: Final = 3600.0  # seconds; there are no clients
 TRIED: Final = topic_of(b"weir")  # as that of any client
@@ -59,11 +60,14 @@ class Carrier:
         self.log: Log
         self._try_out: Callable[[Callable[[LogError | None], None]], None]
         self._metrics: MetricsTopic | None = None
+        self._mirror: KafkaMirror | None = None
         if self.kafka:
             self.log = log = _kafka_log(config.kafka, name, clock, self.reactor.call)
             self._try_out = log.reach
             if config.metrics.enabled:
                 self._metrics = log.metrics_topic(metrics_properties(config.metrics), lines)
+            if config.application.clients:
+                self._mirror = log.mirror(lines)
         else:
             commands, waits = self._connections
             self.log = RedisLog(commands, waits, config.redis.prefix, f"{assignment.incarnation:016x}", clock)
@@ -100,7 +104,8 @@ class Carrier:
 
     def join(self, worker: WorkerId, data: socket.socket, control: socket.socket) -> None:
         """*worker* is at the other ends of *data* and *control*, which do not block."""
-        lanes = WorkerLanes(str(worker), self.log, self.turns.full, self._lines, metrics=self._metrics)
+        full, metrics, mirror = self.turns.full, self._metrics, self._mirror
+        lanes = WorkerLanes(str(worker), self.log, full, self._lines, metrics=metrics, offsets=mirror)
         name = f"worker {worker.shard}"
         data_lane, control_lane = (StreamLane(self.reactor, sock, name, lanes) for sock in (data, control))
         lanes.connect(data_lane, control_lane)
@@ -113,7 +118,8 @@ class Carrier:
 
     def report(self) -> dict[str, Any]:
         """For `weir status` and /metrics."""
-        statistics, workers, metrics = self.log.statistics(), self.turns.workers, self._metrics
+        statistics, workers = self.log.statistics(), self.turns.workers
+        metrics, mirror = self._metrics, self._mirror
         trouble = None if metrics is None else metrics.trouble
         return {
             "workers": len(workers),
@@ -132,6 +138,9 @@ class Carrier:
             "metrics_written": 0 if metrics is None else metrics.written,
             "metrics_dropped": 0 if metrics is None else metrics.dropped,
             "metrics_trouble": "" if trouble is None else str(trouble),
+            "committed_offsets": 0 if mirror is None else mirror.committed,
+            "failed_offsets": 0 if mirror is None else mirror.failed,
+            "offsets_trouble": "" if mirror is None or mirror.trouble is None else str(mirror.trouble),
             "resident_bytes": resident_bytes(),
         }
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, KafkaProducer, OffsetAndMetadata, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 from kafka.errors import (
+    KafkaError,
     KafkaTimeoutError,
     NoError,
     TopicAlreadyExistsError,
@@ -23,12 +24,13 @@ from kafka.errors import (
     UnknownTopicOrPartitionError,
     for_code,
 )
+from kafka.protocol.metadata import CoordinatorType
 
 from broker.carrier.inbox import Inbox
 from broker.carrier.kafka_clients import CLIENT, PRODUCER, REQUEST, made
 from broker.carrier.kafka_errors import error_of
 from broker.reasons import LogFailure
-from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
+from broker.store.logs.topics import LogError, Partition, TopicDescription, TopicProperties
 
 WARM: Final = 10.0  # seconds until the producer has to know a new topic
 TOGETHER: Final = 100  # topics that are made at once
@@ -300,6 +302,34 @@ class KafkaAdmin:
             first=[first[one].offset for one in partitions],
             next=[following[one].offset for one in partitions],
         )
+
+    # Consumer groups.
+
+    def commit(self, group: str, offsets: Mapping[Partition, int]) -> None:
+        """Have Kafka keep *offsets* of *group*, but for topics that do not exist any more.
+
+        LogError: it refuses them. KafkaError: it cannot be asked now.
+        """
+        given = {TopicPartition(*one): OffsetAndMetadata(offset, "", -1) for one, offset in offsets.items()}
+        try:
+            answers = self._connected().alter_group_offsets(group, given)
+            for kind in {*answers.values()} - {NoError, UnknownTopicOrPartitionError}:
+                raise kind(group)
+        except KafkaError as error:
+            self._forget_coordinator(group)
+            if error.retriable:
+                raise
+            raise error_of(error) from None
+
+    def delete_group(self, group: str) -> None:
+        """Delete *group*, unless it has members or is not known. KafkaError."""
+        self._connected().delete_groups([group])
+        self._forget_coordinator(group)
+
+    def _forget_coordinator(self, group: str) -> None:
+        """Have kafka-python ask which broker has *group*: it never asks again by itself."""
+        if self._admin is not None:
+            self._admin._manager.cluster._coordinators.pop((CoordinatorType.GROUP, group), None)
 
     def _configuration(self, topic: str) -> dict[str, str]:
         """The values by name. LogError."""

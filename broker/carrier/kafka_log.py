@@ -20,6 +20,7 @@ from broker.carrier.inbox import Inbox
 from broker.carrier.kafka_admin import KafkaAdmin
 from broker.carrier.kafka_errors import error_of
 from broker.carrier.kafka_metrics import MetricsTopic
+from broker.carrier.kafka_mirror import KafkaMirror
 from broker.carrier.kafka_reader import KafkaReader
 from broker.carrier.log import LogStatistics, Reader, Reading
 from broker.log import Log as Lines
@@ -60,7 +61,8 @@ class KafkaLog:
         self._options = options
         self._inbox = Inbox(deliver)
         self._admin = KafkaAdmin(options, self._inbox)
-        self._metrics_admin: KafkaAdmin | None = None
+        self._other_admins: list[KafkaAdmin] = []  # for what must not keep the topics of the log waiting
+        self._mirror: KafkaMirror | None = None
         self._reader = KafkaReader(options, self._inbox)
         self._producer: Any = None
         self._connecting = False
@@ -79,19 +81,21 @@ class KafkaLog:
         self._inbox.close()
         self._reader.stop()
         self._admin.stop()
-        if self._metrics_admin is not None:
-            self._metrics_admin.stop()
+        for admin in self._other_admins:
+            admin.stop()
 
     def has_ended(self) -> bool:
         """Whether the threads of a log that was stopped have ended."""
-        metrics = self._metrics_admin is not None and self._metrics_admin.is_alive()
-        return not (self._admin.is_alive() or metrics or self._reader.is_alive())
+        admins = [self._admin, *self._other_admins]
+        return not (self._reader.is_alive() or any(admin.is_alive() for admin in admins))
 
     def statistics(self) -> LogStatistics:
         return self._statistics
 
     def tick(self, now: float) -> float:
         due = self._appends.tick(now)
+        if self._mirror is not None:
+            due = min(due, self._mirror.tick(now))
         if now >= self._look_at:
             self._look_at = now + LEADER
             self._look_for_leaders()
@@ -206,12 +210,20 @@ class KafkaLog:
         return reading
 
     def metrics_topic(self, properties: TopicProperties, lines: Lines) -> MetricsTopic:
-        """The topic of metrics records, which is made with *properties*; once.
-
-        It has clients and a thread of its own: what it waits for must not keep the topics of the log waiting.
-        """
-        self._metrics_admin = admin = KafkaAdmin(self._options, self._inbox)
+        """The topic of metrics records, which is made with *properties*; once."""
+        admin = self._other_admin()
         return MetricsTopic(admin, self._inbox, properties, self._clock, lines)
+
+    def mirror(self, lines: Lines) -> KafkaMirror:
+        """Where is told how far groups have read; once."""
+        self._mirror = mirror = KafkaMirror(self._other_admin(), self._clock, lines)
+        return mirror
+
+    def _other_admin(self) -> KafkaAdmin:
+        """One with clients and a thread of its own."""
+        admin = KafkaAdmin(self._options, self._inbox)
+        self._other_admins.append(admin)
+        return admin
 
     # Topics.
 
@@ -237,6 +249,8 @@ class KafkaLog:
         def deleted(result: object, error: LogError | None) -> None:
             if error is None and result:
                 self._appends.drop(topic, LogError(LogFailure.UNKNOWN_TOPIC, topic))
+                if self._mirror is not None:
+                    self._mirror.forget(topic)
             elif made is not None:
                 self._made.setdefault(topic, made)
             then(error)

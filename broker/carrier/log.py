@@ -214,3 +214,11 @@ class RecordTopic(Protocol):
     def append(self, worker: str, record: bytes, done: Callable[[LogFailure | None], None]) -> None:
         """Publish *record* of *worker*. *done* is called once, perhaps at once; with a failure: it may not be there."""
         ...
+
+
+class GroupOffsets(Protocol):
+    """Where others than Weir see how far groups have read."""
+
+    def done(self, group: str, partition: Partition, offset: int) -> None:
+        """All that *group* is to have of *partition* before *offset* is done."""
+        ...

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Final
 
 from broker.carrier.appends import MOST_BYTES
-from broker.carrier.log import Log, LogStatistics, Reading, RecordTopic
+from broker.carrier.log import GroupOffsets, Log, LogStatistics, Reading, RecordTopic
 from broker.config.budget import HELD_BYTES
 from broker.log import Log as Lines
 from broker.reasons import LogFailure
@@ -95,10 +95,12 @@ class WorkerLanes:
         window: int = WINDOW,
         most: int = MOST,
         metrics: RecordTopic | None = None,
+        offsets: GroupOffsets | None = None,
     ) -> None:
         """*worker*: its name. *full*: of all workers. *window*, *most*: bytes, see above.
 
         *metrics*: where its metrics records are published; None: it sends none.
+        *offsets*: who keeps how far groups have read; None: nobody does, and it does not say so.
         """
         self.worker: Final = worker
         self.closed = False
@@ -109,6 +111,7 @@ class WorkerLanes:
         self._window = window
         self._most = most
         self._metrics = metrics
+        self._offsets = offsets
         self._data: Lane | None = None
         self._control: Lane | None = None
         self._source = 0  # of the packs of the worker
@@ -217,6 +220,9 @@ class WorkerLanes:
             self._log.describe(topic, partial(self._described, request))
         elif kind == frames.METRICS and self._metrics is not None:
             self._metrics.append(self.worker, body.rest(), self._recorded)
+        elif kind == frames.DONE and self._offsets is not None:
+            number, offset, topic, group = body.number(), body.number(), body.text(), body.text()
+            self._offsets.done(group, Partition(topic, number), offset)
         else:
             raise LaneError(f"a frame of kind {kind} on the control lane of worker {self.worker}")
         return True

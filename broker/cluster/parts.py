@@ -168,7 +168,7 @@ class ClusterLinks:
         self.durable_store = DurableStore(commands, commit, keys, worker, base.workers, budget, base.wall, ttl, soon)
         self.durable_store.store_retained(retained, self.stamps, most_unwritten)
         if self.carrier is not None and self.log_gate is not None:
-            settings = log_settings(base.config.application)
+            settings = log_settings(base.config.application, mirrored=bool(base.config.kafka.hosts))
             self.durable_store.keep_logs(self.carrier, self.log_gate, settings, base.log, redis.db)
             dialler, channel = Dialler(base.reactor, base.internal_errors.report), keys.leases(redis.db)
             name, heard = f"weir-{worker.node}-{worker.shard}-leases", self.durable_store.heard

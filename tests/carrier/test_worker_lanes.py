@@ -128,6 +128,16 @@ class PaperTopic:
         self.appended.append((worker, record, done))
 
 
+class PaperOffsets:
+    """A `GroupOffsets`."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Partition, int]] = []
+
+    def done(self, group: str, partition: Partition, offset: int) -> None:
+        self.told.append((group, partition, offset))
+
+
 class Worker:
     """A worker that has greeted the carrier."""
 
@@ -137,11 +147,12 @@ class Worker:
         hello: bytes | None = None,
         full: FullLog | None = None,
         metrics: "PaperTopic | None" = None,
+        offsets: "PaperOffsets | None" = None,
     ) -> None:
         self.log = log
         self.full = full or FullLog()
         self.lines = Lines()
-        self.lanes = WorkerLanes("node/0", log, self.full, self.lines, WINDOW, MOST, metrics)
+        self.lanes = WorkerLanes("node/0", log, self.full, self.lines, WINDOW, MOST, metrics, offsets)
         self.data, self.control = PaperLane(), PaperLane()
         self.lanes.connect(self.data, self.control)
         self.says(hello or frames.hello(SOURCE))
@@ -479,3 +490,21 @@ def test_a_metrics_record_without_kafka_is_a_mistake(log: PaperLog) -> None:
 
     with pytest.raises(LaneError, match="a frame of kind"):
         worker.says(frames.metrics(b"{}"))
+
+
+# Offsets of groups.
+
+
+def test_how_far_a_group_is_goes_to_where_it_is_kept() -> None:
+    """The tools of Kafka would show no lag, or that of another group."""
+    offsets = PaperOffsets()
+    worker = Worker(PaperLog(), offsets=offsets)
+    assert worker.says(frames.done("g", "t", 2, 5))
+
+    assert [("g", Partition("t", 2), 5)] == offsets.told
+
+
+def test_offsets_without_kafka_are_a_mistake(worker: Worker) -> None:
+    """Workers would tell them all the time to nobody."""
+    with pytest.raises(LaneError, match="a frame of kind"):
+        worker.says(frames.done("g", "t", 2, 5))

@@ -16,9 +16,10 @@ from broker.store.durable.application_topics import ApplicationTopics, StoreFirs
 from broker.store.durable.lease_scripts import LeaseKeys
 from broker.store.durable.log_browser import Found, LogLook, LogSearch
 from broker.store.durable.log_feed import LogFeed
+from broker.store.durable.log_mirror import LogMirror
 from broker.store.durable.queue_logs import QueueLogs
 from broker.store.durable.timed_queue import NOTHING_SENT
-from broker.store.logs.port import Appender, LogLink, LogReading
+from broker.store.logs.port import Appender, GroupLink, LogReading
 from broker.store.logs.records import Position
 from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
 
@@ -35,9 +36,10 @@ class LogSettings:
     pack_timeout: float = 20.0  # seconds that the oldest message that was sent may not be done
     properties: TopicProperties = field(default_factory=TopicProperties)
     shared_partitions: int = 12  # of the topic of a filter that clients share, when it is made
+    mirrored: bool = False  # the tools of Kafka, which has the logs, are to see how far they are read
 
 
-def log_settings(application: Application) -> LogSettings:
+def log_settings(application: Application, mirrored: bool = False) -> LogSettings:
     """Those that the configuration has."""
     properties = TopicProperties(
         retention=int(application.retention),
@@ -49,6 +51,7 @@ def log_settings(application: Application) -> LogSettings:
         pack_timeout=application.pack_timeout,
         properties=properties,
         shared_partitions=application.shared_partitions,
+        mirrored=mirrored,
     )
 
 
@@ -67,7 +70,7 @@ class LogHooks:
 class ApplicationLogs(QueueLogs):
     def __init__(
         self,
-        link: LogLink,
+        link: GroupLink,
         gate: Gate,
         settings: LogSettings,
         wall: Callable[[], float],
@@ -91,6 +94,7 @@ class ApplicationLogs(QueueLogs):
         self.timeout: Final = settings.pack_timeout
         self._look = min(LOOK, settings.pack_timeout / 20)
         self._look_at = 0.0
+        self._mirror = LogMirror(link) if settings.mirrored else None
         self._wall = wall
         self._log = log
         self._awake: dict[ApplicationQueue, None] = {}  # whose clients are connected
@@ -127,6 +131,8 @@ class ApplicationLogs(QueueLogs):
                     self._hooks.overdue(queue, now)
         topics_at = self.topics.tick(now)
         look_at = self._look_at if self._awake else inf
+        if self._mirror is not None and self._awake:
+            look_at = min(look_at, self._mirror.tick(now, self._awake))
         return now if self.has_work() else min(look_at, topics_at)
 
     def _look_whether_drained(self, queue: ApplicationQueue, now: float, again: bool) -> None:
@@ -207,7 +213,10 @@ class ApplicationLogs(QueueLogs):
         return self.link.read(queue.topic, 0, position, feed)
 
     def rests(self, queue: ApplicationQueue) -> None:
-        self._awake.pop(queue, None)
+        if queue in self._awake:
+            del self._awake[queue]
+            if self._mirror is not None:
+                self._mirror.rests(queue)
         self.troubles.pop(queue.topic, None)  # whether it can be read is not known from now on
 
 

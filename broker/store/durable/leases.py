@@ -62,6 +62,10 @@ class LeaseReader:
         """What the member gets of *message*; None: it may not read it."""
         raise NotImplementedError
 
+    def mirrored_as(self) -> tuple[str, str]:
+        """The consumer group that the tools of Kafka see, and its topic."""
+        raise NotImplementedError
+
     def lease_ended(self, lease: "Lease", now: float) -> None:
         """*lease* was released, or had been lost."""
         raise NotImplementedError

@@ -16,6 +16,10 @@ SHARED: Final = PREFIX + "shared."
 LONGEST: Final = 200  # characters of a client id or a filter in the name of a topic, which may have 249
 WORDS: Final = {b"+": "slw", b"#": "mlw"}
 PLAIN: Final = re.compile(rb"[A-Za-z0-9]*")
+HASHED: Final = "sha256-"
+OWN_GROUP: Final = "application-persisted-msg-consumer-group-"
+SHARED_GROUP: Final = "application-shared-msg-consumer-group-"
+GROUP_WORD: Final = re.compile(rb"[A-Za-z0-9._-]*")
 
 
 def topic_of(client: bytes) -> str:
@@ -39,10 +43,22 @@ def shared_topic_of(filter: bytes) -> str:
     return SHARED + (name if len(name) <= LONGEST else _hashed(filter))
 
 
+def group_of(topic: str) -> str:
+    """The consumer group that reads *topic*, of a client, for the tools of Kafka."""
+    return OWN_GROUP + topic[len(PREFIX) :]
+
+
+def shared_group_of(share: bytes, topic: str) -> str:
+    """The consumer group of the share name *share* that reads *topic*, of a filter. No two share one."""
+    name = share.decode(errors="replace")
+    plain = GROUP_WORD.fullmatch(share) is not None and len(share) <= LONGEST and not name.startswith(HASHED)
+    return f"{SHARED_GROUP}{name if plain else _hashed(share)}-{topic}"
+
+
 def partition_of(topic: bytes, partitions: int) -> int:
     """The partition, of so many, that messages of the topic name *topic* go to: the same at every worker."""
     return zlib.crc32(topic) % partitions
 
 
 def _hashed(text: bytes) -> str:
-    return "sha256-" + hashlib.sha256(text).hexdigest()
+    return HASHED + hashlib.sha256(text).hexdigest()

@@ -17,6 +17,7 @@ from functools import partial
 from math import inf
 from typing import Any, Final, Protocol, cast
 
+from broker.mqtt.topics import split_share
 from broker.reasons import LogFailure, StoreFailure
 from broker.routing.authority import Authoriser
 from broker.routing.group_names import application_key
@@ -27,6 +28,7 @@ from broker.store.durable.application_queue import ApplicationQueue
 from broker.store.durable.lease_scripts import ASKED, LEASE, LeaseKeys, digest_of
 from broker.store.durable.leases import SHARED_ERA, Lease, LeaseReader, first_saved
 from broker.store.durable.log_feed import LogFeed
+from broker.store.durable.log_topics import shared_group_of
 from broker.store.durable.record import SessionRecord
 from broker.store.durable.shared_topics import SharedTopic, SharedTopics
 from broker.store.logs.port import LogLink
@@ -114,6 +116,9 @@ class GroupMember(LeaseReader):
         retain = message.retain and subscription.retain_as_published
         return group_variant(message, qos, retain, subscription.identifiers, self.group.tag)
 
+    def mirrored_as(self) -> tuple[str, str]:
+        return self.group.consumer_group, self.group.topic.name
+
     def lease_ended(self, lease: Lease, now: float) -> None:
         self.group.look_soon()
 
@@ -147,6 +152,8 @@ class ReadGroup:
         self._key: Final = key
         self.tag: Final = group_tag(application_key(key))
         self.topic: Final = topic
+        found = split_share(key)
+        self.consumer_group: Final = shared_group_of(found[0] if found else key, topic.name)
         self.authoriser: Final = authoriser
         self.members: dict[Subscription, GroupMember] = {}
         self.due = False  # members are to take what they can

@@ -42,7 +42,7 @@ from broker.store.durable.retained_load import RetainedLoad
 from broker.store.durable.shared_bodies import ReadBodies
 from broker.store.durable.stored_session import DamagedRecord, StoredSession, read_subscriptions
 from broker.store.durable.sweeper import Sweeper
-from broker.store.logs.port import LogLink
+from broker.store.logs.port import GroupLink
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import READY, packed
 from broker.store.redis.keys import SLICES, Keys, SessionKeys
@@ -139,16 +139,16 @@ class DurableStore(OnReady):
         self.retained = RetainedStore(retained, stamps, commit, keys, self._worker, self.workers, most_bytes)
         self.retained_load = RetainedLoad(self._commands, keys, retained, stamps, self._wall)
 
-    def keep_logs(self, link: LogLink, gate: Gate, settings: LogSettings, log: Log | None = None, db: int = 0) -> None:
+    def keep_logs(
+        self, link: GroupLink, gate: Gate, settings: LogSettings, log: Log | None = None, db: int = 0
+    ) -> None:
         """Have the messages of APPLICATION sessions wait in logs, by *link*. To be called before `serve()`.
 
         *gate*: of publishes for such sessions, which is that of the link. *log* hears which logs fail. *db*: of Redis.
         """
         leases = LeaseKeys(self._keys, self._keys.leases(db))
-        commit, hooks = self.commit, self.log_hooks
-        self.logs = ApplicationLogs(
-            link, gate, settings, self._wall, hooks, commit.confirm, commit.when_removed, leases, log
-        )
+        commit, hooks, wall = self.commit, self.log_hooks, self._wall
+        self.logs = ApplicationLogs(link, gate, settings, wall, hooks, commit.confirm, commit.when_removed, leases, log)
 
     def taken(self, client: bytes) -> None:
         """Another worker has taken the session of *client*, as the fence of this worker says."""

@@ -47,11 +47,11 @@ class TimedQueue(DurableQueue):
         since = self.sent_since(now)
         if since != NOTHING_SENT and now - since >= timeout:
             return True
-        return self.retries > 0 and self._first_unfinished() == self._timed_out
+        return self.retries > 0 and self.first_unfinished() == self._timed_out
 
     def sent_since(self, now: float) -> float:
         """When the oldest message was sent that is not done, over this connection; NOTHING_SENT: there is none."""
-        first, sent = self._first_unfinished(), self._sent
+        first, sent = self.first_unfinished(), self._sent
         if sent and sent[0][1] == UNKNOWN:
             sent[0] = (0, now)
         if first > self._sent_to or not sent:
@@ -62,7 +62,7 @@ class TimedQueue(DurableQueue):
 
     def count_time_out(self, now: float) -> int:
         """The oldest message is not done in time, whose time begins anew; how often in a row that is so."""
-        first = self._first_unfinished()
+        first = self.first_unfinished()
         self.retries = self.retries + 1 if first == self._timed_out else 1
         self._timed_out = first
         self._sent = [(0, now)]
@@ -73,7 +73,11 @@ class TimedQueue(DurableQueue):
         self._timed = False
         self._sent = []
 
-    def _first_unfinished(self) -> int:
+    def last_position(self) -> int:
+        """The position of the newest message."""
+        return self._last
+
+    def first_unfinished(self) -> int:
         """The position of the first message that is not done; that of the next one, if all are."""
         first = self._ready_to + 1 if self.stored.unread else self._last + 1
         first = min(first, next(iter(self.stored.pack_of), first), next(iter(self._writing), first))

@@ -18,7 +18,7 @@ from broker.reasons import LogFailure
 from broker.store.logs.records import LOG_BYTES, OVERHEAD, Pack, Record
 from broker.store.logs.topics import LogError, TopicDescription, TopicProperties
 
-VERSION: Final = 2
+VERSION: Final = 3
 LARGEST: Final = LARGEST_PACKET + 1024 * 1024  # bytes of a frame
 LARGEST_BODY: Final = LARGEST_PACKET + 512 * 1024  # bytes of a pack
 
@@ -34,6 +34,7 @@ CREATE: Final = 6  # request, topic, properties
 DELETE: Final = 7  # request, topic, its identity; b"": whichever it has
 DESCRIBE: Final = 8  # request, topic
 METRICS: Final = 9  # a metrics record, which is answered by RECORDED
+DONE: Final = 10  # partition, offset, topic, group: all that the group is to have of the partition before that is done
 
 # From the carrier, on the control lane.
 STORED: Final = 16  # sequence and offset of each pack that is stored
@@ -183,6 +184,10 @@ def delete(request: int, topic: str, log: bytes) -> bytes:
 
 def describe(request: int, topic: str) -> bytes:
     return frame(DESCRIBE, _NUMBER.pack(request) + _text(topic))
+
+
+def done(group: str, topic: str, partition: int, offset: int) -> bytes:
+    return frame(DONE, _TWO.pack(partition, offset) + _text(topic) + _text(group))
 
 
 def metrics(record: bytes) -> bytes:

@@ -337,6 +337,10 @@ class CarrierLink:
         """Tell *then* about *topic*; None: it does not exist."""
         self._ask(frames.describe(self._last_request + 1, topic), None, then)
 
+    def done(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """All that *group* is to have of the partition before *offset* is done: the tools of Kafka are to see that."""
+        self.tell(frames.done(group, topic, partition, offset))
+
     def _ask(self, frame: bytes, then: Then | None, described: Described | None) -> None:
         self._last_request += 1
         self._requests[self._last_request] = Request(frame, then, described)

@@ -102,3 +102,13 @@ class LogLink(Protocol):
     def append_trouble(self, topic: str) -> str:
         """Why nothing is appended to *topic* now; "": nothing is known to be wrong."""
         ...
+
+
+class GroupLink(LogLink, Protocol):
+    """A link that knows of consumer groups of Kafka."""
+
+    carriers: int  # that there have been: what only the carrier knows is to be told to each
+
+    def done(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """All that *group* is to have of the partition before *offset* is done: the tools of Kafka are to see that."""
+        ...

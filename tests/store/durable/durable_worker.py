@@ -205,7 +205,8 @@ class DurableWorker:
         self.owner = OneSession(self.store, self.budget, queue, log is not None and not device)
         self.link = ModelLink(log or ModelLog(), number)
         if log is not None:
-            self.store.keep_logs(self.link, Gate(Overload(), "log", 2, 0.0), LogSettings(most=passed), self.log)
+            settings = LogSettings(most=passed, mirrored=True)
+            self.store.keep_logs(self.link, Gate(Overload(), "log", 2, 0.0), settings, self.log)
         self.store.start(now)
         if expects:
             redis.server.keep(KEYS.commit_number(incarnation(number)), b"0")

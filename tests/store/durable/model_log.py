@@ -104,7 +104,7 @@ class ModelReading:
 
 
 class ModelLink:
-    """A `LogLink`."""
+    """A `GroupLink`."""
 
     def __init__(self, log: ModelLog, source: int) -> None:
         self.log = log
@@ -116,6 +116,8 @@ class ModelLink:
         self.trouble = ""  # why nothing is appended
         self.forbids = False  # to delete topics
         self.deletions: deque[tuple[str, bytes]] = deque()  # that are asked for
+        self.carriers = 1
+        self.reached: list[tuple[str, str, int, int]] = []  # what is done: group, topic, partition, offset
         log.links.append(self)
         self._source = source
         self._sequence = 0
@@ -179,6 +181,9 @@ class ModelLink:
 
     def append_trouble(self, topic: str) -> str:
         return self.trouble
+
+    def done(self, group: str, topic: str, partition: int, offset: int) -> None:
+        self.reached.append((group, topic, partition, offset))
 
     # The test's end.
 
@@ -273,6 +278,7 @@ class ModelLink:
 
     def restart(self) -> None:
         """The carrier ends, and the next one is sent all again that was not told; what was stored is stored again."""
+        self.carriers += 1
         for unstored in self.unstored:
             unstored.offset = -1
             unstored.refused = None

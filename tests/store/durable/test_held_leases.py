@@ -10,6 +10,7 @@ from broker.store.durable.application_queue import ApplicationQueue
 from broker.store.durable.lease_scripts import digest_of, lease_field
 from broker.store.durable.leases import EPOCH, SHARED_ERA, Lease, LeaseReader, first_saved
 from broker.store.durable.log_feed import LogFeed
+from broker.store.durable.log_mirror import EVERY
 from broker.store.durable.log_pack import decode_log_pack, encode_log_pack
 from broker.store.durable.log_topics import shared_topic_of
 from broker.store.durable.pack import decode_pack
@@ -37,6 +38,9 @@ class Reader(LeaseReader):
 
     def for_member(self, message: Message) -> Message | None:
         return group_variant(message, message.qos, False, b"", 7)
+
+    def mirrored_as(self) -> tuple[str, str]:
+        return "group", TOPIC
 
     def lease_ended(self, lease: Lease, now: float) -> None:
         self.ended += 1
@@ -202,3 +206,36 @@ def test_a_former_owner_changes_nothing(worker: DurableWorker, log: ModelLog) ->
 
     assert state == worker.redis.server.values[STATE]
     assert numbers(0, COUNT) == stored(other) + left_in_the_log(other, log)
+
+
+def told(worker: DurableWorker) -> list[int]:
+    """The offsets of the partition that the tools of Kafka were told since the last call."""
+    reached, worker.link.reached = worker.link.reached, []
+    return [offset for group, topic, partition, offset in reached if (group, topic, partition) == ("group", TOPIC, 0)]
+
+
+def test_the_tools_of_kafka_are_told_what_a_member_has_acknowledged(worker: DurableWorker) -> None:
+    """They would show no lag, or one that passes what is not acknowledged."""
+    hold(worker)
+    worker.settle()
+    worker.pass_time(2 * EVERY)
+    assert [] == told(worker)
+    worker.client.acknowledge()
+    worker.pass_time(2 * EVERY)
+
+    assert [COUNT // RECORD] == told(worker)
+
+
+def test_who_has_left_a_partition_tells_nothing_of_it(worker: DurableWorker) -> None:
+    """The offset would go back behind that of the next member."""
+    hold(worker)
+    worker.settle()
+    worker.pass_time(2 * EVERY)
+    queue = queue_of(worker)
+    for lease in queue.leases.of_group(GROUP):
+        queue.release_lease(lease)
+    worker.settle()
+    worker.client.acknowledge()
+    worker.pass_time(2 * EVERY)
+
+    assert [] == told(worker)

@@ -87,6 +87,15 @@ def test_small_frames_come_as_they_were_sent(one: int, two: int) -> None:
         assert 0 == found.left()
 
 
+@given(TEXTS, TEXTS, NUMBERS, NUMBERS)
+def test_how_far_a_group_is_comes(group: str, topic: str, partition: int, offset: int) -> None:
+    """Another group would seem to be that far."""
+    found = Body(*body(frames.done(group, topic, partition, offset), frames.DONE))
+
+    assert (partition, offset) == (found.number(), found.number())
+    assert (topic, group, 0) == (found.text(), found.text(), found.left())
+
+
 @given(NUMBERS, TEXTS, PROPERTIES)
 def test_what_is_asked_about_a_topic_comes(request: int, topic: str, properties: TopicProperties) -> None:
     """A topic would be made with other properties, or another one be deleted."""

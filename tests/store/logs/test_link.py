@@ -77,6 +77,9 @@ class PaperCarrier:
                 found.append(("stop", body.number()))
             elif kind == frames.CREATE:
                 found.append(("create", body.number(), body.text(), body.properties()))
+            elif kind == frames.DONE:
+                partition, offset, topic = body.number(), body.number(), body.text()
+                found.append(("done", body.text(), topic, partition, offset))
             elif kind != frames.HELLO:
                 name = {frames.DELETE: "delete", frames.DESCRIBE: "describe"}[kind]
                 asked: tuple[Any, ...] = (name, body.number(), body.text())
@@ -551,3 +554,13 @@ def test_the_next_carrier_is_asked_what_was_not_answered(worker: Worker) -> None
     worker.link.describe("v", lambda description, error: None)
 
     assert [("delete", 2, "u", LOG), ("describe", 3, "v")] == worker.carrier().told()
+
+
+def test_how_far_a_group_is_goes_to_the_carrier_that_there_is(worker: Worker) -> None:
+    """It would be kept for the next one, without bound, or go on the lane with megabytes."""
+    worker.link.done("g", "t", 1, 2)
+    carrier = worker.carrier()
+    worker.link.done("g", "t", 1, 3)
+
+    assert [("done", "g", "t", 1, 3)] == carrier.told()
+    assert 1 == worker.link.carriers
