@@ -11,6 +11,7 @@ from broker.carrier.log import Log
 from broker.carrier.redis_log import RedisLog
 from broker.carrier.turns import Turns
 from broker.carrier.worker_lanes import WorkerLanes
+from broker.config.applications import GROUPS
 from broker.config.schema import Config, Kafka, Metrics
 from broker.control.carrier_frames import CarrierAssignment
 from broker.control.machine import resident_bytes
@@ -29,6 +30,7 @@ from broker.store.redis.pipeline import CommandPipeline
 from broker.worker_id import WorkerId
 
 if TYPE_CHECKING:
+    from broker.carrier.kafka_groups import KafkaGroups
     from broker.carrier.kafka_log import KafkaLog
     from broker.carrier.kafka_metrics import MetricsTopic
     from broker.carrier.kafka_mirror import KafkaMirror
@@ -61,12 +63,15 @@ class Carrier:
         self._try_out: Callable[[Callable[[LogError | None], None]], None]
         self._metrics: MetricsTopic | None = None
         self._mirror: KafkaMirror | None = None
+        self._groups: KafkaGroups | None = None
         if self.kafka:
             self.log = log = _kafka_log(config.kafka, name, clock, self.reactor.call)
             self._try_out = log.reach
             if config.metrics.enabled:
                 self._metrics = log.metrics_topic(metrics_properties(config.metrics), lines)
             if config.application.clients:
+                if config.application.shared == GROUPS:
+                    self._groups = log.groups(lines)
                 self._mirror = log.mirror(lines)
         else:
             commands, waits = self._connections
@@ -104,8 +109,9 @@ class Carrier:
 
     def join(self, worker: WorkerId, data: socket.socket, control: socket.socket) -> None:
         """*worker* is at the other ends of *data* and *control*, which do not block."""
-        full, metrics, mirror = self.turns.full, self._metrics, self._mirror
-        lanes = WorkerLanes(str(worker), self.log, full, self._lines, metrics=metrics, offsets=mirror)
+        log, full = self.log, self.turns.full
+        metrics, offsets, groups = self._metrics, self._mirror, self._groups
+        lanes = WorkerLanes(str(worker), log, full, self._lines, metrics=metrics, offsets=offsets, groups=groups)
         name = f"worker {worker.shard}"
         data_lane, control_lane = (StreamLane(self.reactor, sock, name, lanes) for sock in (data, control))
         lanes.connect(data_lane, control_lane)

@@ -16,10 +16,13 @@ from typing import Any, Final, NamedTuple
 from kafka import KafkaAdminClient, KafkaProducer, OffsetAndMetadata, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 from kafka.errors import (
+    IllegalGenerationError,
     KafkaError,
     KafkaTimeoutError,
     NoError,
+    RebalanceInProgressError,
     TopicAlreadyExistsError,
+    UnknownMemberIdError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
     for_code,
@@ -37,6 +40,8 @@ TOGETHER: Final = 100  # topics that are made at once
 CLOSE: Final = 1.0  # seconds for what the producer still has
 ALL_CONFIGS: Final = "all"
 IN_SYNC: Final = "min.insync.replicas"
+NOBODY: Final = ("", -1)  # commits offsets of a group that has no members
+MEMBERSHIP: Final = {UnknownMemberIdError, IllegalGenerationError, RebalanceInProgressError}  # who commits is no member
 FIXED: Final = {"cleanup.policy": "delete"}  # configuration that a topic has to have
 # Kafka deletes whole segments. Its own are 1 GiB, or a week: a topic would take twice of what it is to keep.
 SEGMENTS: Final = 8  # of what a topic keeps, at least
@@ -305,21 +310,34 @@ class KafkaAdmin:
 
     # Consumer groups.
 
-    def commit(self, group: str, offsets: Mapping[Partition, int]) -> None:
+    def commit(self, group: str, offsets: Mapping[Partition, int], who: tuple[str, int] = NOBODY) -> bool:
         """Have Kafka keep *offsets* of *group*, but for topics that do not exist any more.
 
+        *who*: id and generation of a member. False: the group does not have it, or has others while this is NOBODY.
         LogError: it refuses them. KafkaError: it cannot be asked now.
         """
         given = {TopicPartition(*one): OffsetAndMetadata(offset, "", -1) for one, offset in offsets.items()}
         try:
-            answers = self._connected().alter_group_offsets(group, given)
-            for kind in {*answers.values()} - {NoError, UnknownTopicOrPartitionError}:
+            admin = self._connected()
+            request = admin._alter_group_offsets_request(group, given)
+            request.member_id, request.generation_id_or_member_epoch = who
+            answers = admin._manager.run(self._commit, admin, group, request)
+            kinds = {*answers.values()} - {NoError, UnknownTopicOrPartitionError}
+            if kinds & MEMBERSHIP:
+                return False
+            for kind in kinds:
                 raise kind(group)
         except KafkaError as error:
             self._forget_coordinator(group)
             if error.retriable:
                 raise
             raise error_of(error) from None
+        return True
+
+    async def _commit(self, admin: Any, group: str, request: Any) -> Any:
+        """In the thread of the admin client."""
+        node = await admin._find_coordinator_id(group)
+        return admin._alter_group_offsets_process_response(await admin._manager.send(request, node_id=node))
 
     def delete_group(self, group: str) -> None:
         """Delete *group*, unless it has members or is not known. KafkaError."""

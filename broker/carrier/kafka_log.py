@@ -17,8 +17,9 @@ from kafka.errors import KafkaError, KafkaTimeoutError
 
 from broker.carrier.appends import MOST_BYTES, Appends, Done
 from broker.carrier.inbox import Inbox
-from broker.carrier.kafka_admin import KafkaAdmin
+from broker.carrier.kafka_admin import NOBODY, KafkaAdmin
 from broker.carrier.kafka_errors import error_of
+from broker.carrier.kafka_groups import KafkaGroups
 from broker.carrier.kafka_metrics import MetricsTopic
 from broker.carrier.kafka_mirror import KafkaMirror
 from broker.carrier.kafka_reader import KafkaReader
@@ -63,6 +64,7 @@ class KafkaLog:
         self._admin = KafkaAdmin(options, self._inbox)
         self._other_admins: list[KafkaAdmin] = []  # for what must not keep the topics of the log waiting
         self._mirror: KafkaMirror | None = None
+        self._groups: KafkaGroups | None = None
         self._reader = KafkaReader(options, self._inbox)
         self._producer: Any = None
         self._connecting = False
@@ -83,11 +85,15 @@ class KafkaLog:
         self._admin.stop()
         for admin in self._other_admins:
             admin.stop()
+        if self._groups is not None:
+            self._groups.stop()
 
     def has_ended(self) -> bool:
         """Whether the threads of a log that was stopped have ended."""
-        admins = [self._admin, *self._other_admins]
-        return not (self._reader.is_alive() or any(admin.is_alive() for admin in admins))
+        threads: list[KafkaReader | KafkaAdmin | KafkaGroups] = [self._reader, self._admin, *self._other_admins]
+        if self._groups is not None:
+            threads.append(self._groups)
+        return not any(thread.is_alive() for thread in threads)
 
     def statistics(self) -> LogStatistics:
         return self._statistics
@@ -216,8 +222,15 @@ class KafkaLog:
 
     def mirror(self, lines: Lines) -> KafkaMirror:
         """Where is told how far groups have read; once."""
-        self._mirror = mirror = KafkaMirror(self._other_admin(), self._clock, lines)
+        groups = self._groups
+        who = _nobody if groups is None else groups.membership
+        self._mirror = mirror = KafkaMirror(self._other_admin(), who, self._clock, lines)
         return mirror
+
+    def groups(self, lines: Lines) -> KafkaGroups:
+        """Members of consumer groups; once, and before `mirror()`."""
+        self._groups = groups = KafkaGroups(self._options, self._inbox, lines)
+        return groups
 
     def _other_admin(self) -> KafkaAdmin:
         """One with clients and a thread of its own."""
@@ -260,3 +273,8 @@ class KafkaLog:
     def describe(self, topic: str, then: Callable[[TopicDescription | None, LogError | None], None]) -> None:
         work = partial(self._admin.describe, topic)
         self._admin.run(work, lambda result, error: then(cast("TopicDescription | None", result), error))
+
+
+def _nobody(group: str) -> tuple[str, int]:
+    """Who commits offsets of *group*, which has no members."""
+    return NOBODY

@@ -5,16 +5,17 @@
 # client a millisecond or two of CPU: so GROUPS of them are sent in PACE seconds at most, whatever workers tell. With
 # ten thousand services that all read, each is ten minutes behind.
 #
-# Groups have no members: Kafka takes offsets of anybody then. It forgets the offsets of a topic that is deleted, and
-# the group is deleted with it.
+# A group without members takes offsets of anybody, and one that has some (kafka_groups.py) of these only. Kafka forgets
+# the offsets of a topic that is deleted, and its group is deleted with it.
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
 from math import inf
 from typing import Final
 
-from broker.carrier.kafka_admin import KafkaAdmin
+from broker.carrier.kafka_admin import NOBODY, KafkaAdmin
 from broker.log import Log as Lines
+from broker.reasons import LogFailure
 from broker.store.durable.log_topics import group_of
 from broker.store.logs.topics import LogError, Partition
 
@@ -25,17 +26,23 @@ MOST: Final = 100_000  # offsets that wait: 30 MB; those of further partitions a
 PATIENCE: Final = 20.0  # seconds until it is logged that commits fail: a new Kafka makes a topic for them first
 CALM: Final = 60.0  # seconds without a group that is refused, until it is logged that commits do not fail any more
 
+CHANGES: Final = LogError(LogFailure.REFUSED, "the members of the group change")
+
 Offsets = dict[Partition, int]
 
 
 class KafkaMirror:
     """A `GroupOffsets`."""
 
-    def __init__(self, admin: KafkaAdmin, clock: Callable[[], float], lines: Lines) -> None:
+    def __init__(
+        self, admin: KafkaAdmin, who: Callable[[str], tuple[str, int]], clock: Callable[[], float], lines: Lines
+    ) -> None:
+        """*who*: may commit offsets of a group; called in any thread."""
         self.committed = 0  # offsets
         self.failed = 0  # offsets that Kafka refused, or that were dropped
         self.trouble: LogError | None = None  # why Kafka has not got some
         self._admin = admin
+        self._who = who
         self._clock = clock
         self._lines = lines
         self._waiting: dict[str, Offsets] = {}  # by group; the one that waits longest is the first
@@ -81,11 +88,11 @@ class KafkaMirror:
         """In the thread: put the answer for each group into *answers*. KafkaError: the next one cannot be asked for."""
         for group, offsets in groups.items():
             try:
-                self._admin.commit(group, offsets)
+                taken = self._admin.commit(group, offsets, self._who(group))
             except LogError as error:
                 answers[group] = error
             else:
-                answers[group] = None
+                answers[group] = None if taken else CHANGES
 
     def _committed(
         self,
@@ -99,7 +106,11 @@ class KafkaMirror:
         self._next = now + (PACE if error is None else RETRY)
         refusal: LogError | None = None
         for group, answer in answers.items():
-            if answer is None:
+            if answer is CHANGES and self._who(group) != NOBODY:
+                self._put_back(group, groups[group])
+            elif answer is CHANGES:  # it is for those to tell who have members
+                self.failed += len(groups[group])
+            elif answer is None:
                 self.committed += len(groups[group])
             else:
                 self.failed += len(groups[group])

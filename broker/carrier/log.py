@@ -222,3 +222,23 @@ class GroupOffsets(Protocol):
     def done(self, group: str, partition: Partition, offset: int) -> None:
         """All that *group* is to have of *partition* before *offset* is done."""
         ...
+
+
+class Member(Protocol):
+    """A member of a consumer group of Kafka."""
+
+    def leave(self) -> None:
+        """Have its partitions given to others; nothing is told any more. Once."""
+        ...
+
+
+class Groups(Protocol):
+    """Consumer groups of Kafka, which say who is to read which partitions."""
+
+    def join(self, group: str, topic: str, partitions: int, told: Callable[[list[int], str], None]) -> Member:
+        """Have a member join *group*, which reads *topic* with so many *partitions*.
+
+        *told* is called with the partitions that it is to read, whenever these change, and with "" or why it is no
+        member now.
+        """
+        ...

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Final
 
 from broker.carrier.appends import MOST_BYTES
-from broker.carrier.log import GroupOffsets, Log, LogStatistics, Reading, RecordTopic
+from broker.carrier.log import GroupOffsets, Groups, Log, LogStatistics, Member, Reading, RecordTopic
 from broker.config.budget import HELD_BYTES
 from broker.log import Log as Lines
 from broker.reasons import LogFailure
@@ -96,11 +96,13 @@ class WorkerLanes:
         most: int = MOST,
         metrics: RecordTopic | None = None,
         offsets: GroupOffsets | None = None,
+        groups: Groups | None = None,
     ) -> None:
         """*worker*: its name. *full*: of all workers. *window*, *most*: bytes, see above.
 
         *metrics*: where its metrics records are published; None: it sends none.
         *offsets*: who keeps how far groups have read; None: nobody does, and it does not say so.
+        *groups*: of which its clients may be members; None: of none.
         """
         self.worker: Final = worker
         self.closed = False
@@ -112,6 +114,8 @@ class WorkerLanes:
         self._most = most
         self._metrics = metrics
         self._offsets = offsets
+        self._groups = groups
+        self._members: dict[int, Member] = {}  # by the numbers that the worker has given them
         self._data: Lane | None = None
         self._control: Lane | None = None
         self._source = 0  # of the packs of the worker
@@ -135,6 +139,9 @@ class WorkerLanes:
             if reader.reading is not None:
                 reader.reading.stop()
         self._readers.clear()
+        for member in self._members.values():
+            member.leave()
+        self._members.clear()
         self._paused.clear()
         for lane in (self._data, self._control):
             if lane is not None:
@@ -223,6 +230,11 @@ class WorkerLanes:
         elif kind == frames.DONE and self._offsets is not None:
             number, offset, topic, group = body.number(), body.number(), body.text(), body.text()
             self._offsets.done(group, Partition(topic, number), offset)
+        elif kind == frames.JOIN and self._groups is not None:
+            number, partitions, topic, group = body.number(), body.number(), body.text(), body.text()
+            self._members[number] = self._groups.join(group, topic, partitions, partial(self._assigned, number))
+        elif kind == frames.LEAVE and self._groups is not None:
+            self._leave(body.number())
         else:
             raise LaneError(f"a frame of kind {kind} on the control lane of worker {self.worker}")
         return True
@@ -280,6 +292,15 @@ class WorkerLanes:
             raise LaneError(f"a STOP of no reading, of worker {self.worker}")
         self._paused.pop(reader, None)
         reader.reading.stop()
+
+    def _leave(self, number: int) -> None:
+        member = self._members.pop(number, None)
+        if member is None:
+            raise LaneError(f"a LEAVE of no member, of worker {self.worker}")
+        member.leave()
+
+    def _assigned(self, number: int, partitions: list[int], why: str) -> None:
+        self._tell(frames.assigned(number, partitions, why))
 
     def _answer(self, request: int, error: LogError | None) -> None:
         self._tell(frames.answer(request, error, None))

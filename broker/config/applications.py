@@ -15,6 +15,9 @@ from broker.config.values import MIB, Text
 # Values of application.ack_strategy, with the names of TBMQ.
 RETRY_ALL: Final = "RETRY_ALL"
 SKIP_ALL: Final = "SKIP_ALL"
+# Values of application.shared.
+LEASES: Final = "leases"
+GROUPS: Final = "groups"
 
 MOST: Final = 100  # tables: each CONNECT is compared with all of them
 LONGEST: Final = 1024  # bytes of a part
@@ -115,6 +118,9 @@ class Application:
     # Partitions of the topic of a filter that clients share, when it is made: so many members of a group read at once.
     shared_partitions: int = number(12, least=1, most=1000)
     shared_filters: int = number(100, most=65_535)  # shared subscriptions of a client: each may have a topic made
+    # Who says which members of a group read which partitions: leases in Redis, or consumer groups of Kafka. A member
+    # that is stuck leaves its partitions to others at once with leases, and within seconds with groups. Both are exact.
+    shared: str = choice(LEASES, LEASES, GROUPS)
     # The node does not start while the log cannot be used. false: it starts, and tries on. A client that would begin a
     # session with a log is refused until then (CloseReason.LOG_UNAVAILABLE), as its publishers would wait for that log,
     # and it would be a DEVICE until its next CONNECT if it were let in as one.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from typing import Final
 
-from broker.config.applications import Application
+from broker.config.applications import GROUPS, Application
 from broker.config.fields import (
     EXABYTE,
     brokers,
@@ -431,8 +431,7 @@ class Log:
 
 @dataclass(frozen=True, kw_only=True)
 class Drain:
-    # After SIGTERM clients have so long to leave; most supervisors kill at 10.
-    timeout: float = duration(5.0, most=3600.0)
+    timeout: float = duration(5.0, most=3600.0)  # for clients to leave after SIGTERM; most supervisors kill at 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -497,6 +496,8 @@ def _log_contradictions(config: Config) -> list[tuple[str, str]]:
     kafka = config.kafka
     if config.inbound.enabled() and not kafka.hosts:
         return [("kafka.hosts", f'a list of brokers, as inbound.backbone = "{KAFKA}" has publishes wait in Kafka')]
+    if config.application.shared == GROUPS and config.application.clients and not kafka.hosts:
+        return [("kafka.hosts", f'a list of brokers, as application.shared = "{GROUPS}" is for logs in Kafka')]
     if not kafka.hosts and (kafka.options or kafka.password_file):
         return [("kafka.hosts", "a list of brokers, as other settings of kafka say how to connect to them")]
     return []

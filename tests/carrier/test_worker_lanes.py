@@ -138,6 +138,28 @@ class PaperOffsets:
         self.told.append((group, partition, offset))
 
 
+class PaperMember:
+    def __init__(self, told: Callable[[list[int], str], None]) -> None:
+        self.told = told
+        self.left = 0
+
+    def leave(self) -> None:
+        self.left += 1
+
+
+class PaperGroups:
+    """`Groups`."""
+
+    def __init__(self) -> None:
+        self.joined: list[tuple[str, str, int]] = []
+        self.members: list[PaperMember] = []
+
+    def join(self, group: str, topic: str, partitions: int, told: Callable[[list[int], str], None]) -> PaperMember:
+        self.joined.append((group, topic, partitions))
+        self.members.append(PaperMember(told))
+        return self.members[-1]
+
+
 class Worker:
     """A worker that has greeted the carrier."""
 
@@ -148,11 +170,12 @@ class Worker:
         full: FullLog | None = None,
         metrics: "PaperTopic | None" = None,
         offsets: "PaperOffsets | None" = None,
+        groups: "PaperGroups | None" = None,
     ) -> None:
         self.log = log
         self.full = full or FullLog()
         self.lines = Lines()
-        self.lanes = WorkerLanes("node/0", log, self.full, self.lines, WINDOW, MOST, metrics, offsets)
+        self.lanes = WorkerLanes("node/0", log, self.full, self.lines, WINDOW, MOST, metrics, offsets, groups)
         self.data, self.control = PaperLane(), PaperLane()
         self.lanes.connect(self.data, self.control)
         self.says(hello or frames.hello(SOURCE))
@@ -508,3 +531,43 @@ def test_offsets_without_kafka_are_a_mistake(worker: Worker) -> None:
     """Workers would tell them all the time to nobody."""
     with pytest.raises(LaneError, match="a frame of kind"):
         worker.says(frames.done("g", "t", 2, 5))
+
+
+# Members of groups.
+
+
+def test_members_are_told_what_they_are_to_read(log: PaperLog) -> None:
+    """A client would read what another one was given."""
+    groups = PaperGroups()
+    worker = Worker(log, groups=groups)
+    for number, group in ((7, "g"), (8, "h")):
+        assert worker.says(frames.join(number, group, "t", 3))
+    groups.members[1].told([0, 2], "")
+    groups.members[0].told([], "why")
+    found = [
+        frames.read_assigned(body, 0, len(body)) for kind, body in worker.control.frames() if kind == frames.ASSIGNED
+    ]
+
+    assert [("g", "t", 3), ("h", "t", 3)] == groups.joined
+    assert [(8, [0, 2], ""), (7, [], "why")] == found
+
+
+def test_members_of_a_worker_leave_once(log: PaperLog) -> None:
+    """Kafka would give partitions to a worker that has ended, or a member of another one leave."""
+    groups = PaperGroups()
+    worker = Worker(log, groups=groups)
+    for number in (7, 8):
+        worker.says(frames.join(number, "g", "t", 3))
+    worker.says(frames.leave(7))
+    with pytest.raises(LaneError, match="no member"):
+        worker.says(frames.leave(7))
+    worker.lanes.close()
+
+    assert [1, 1] == [member.left for member in groups.members]
+
+
+def test_members_without_groups_are_a_mistake(worker: Worker) -> None:
+    """They would wait for partitions for ever."""
+    for frame in (frames.join(7, "g", "t", 3), frames.leave(7)):
+        with pytest.raises(LaneError, match="a frame of kind"):
+            worker.says(frame)

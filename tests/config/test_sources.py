@@ -406,3 +406,15 @@ def test_a_backbone_without_kafka_is_refused() -> None:
         load(None, {}, given, NOWHERE)
 
     assert load(None, {}, [*given, *from_assignments(["kafka.hosts=k:1"])], NOWHERE).config.inbound.enabled()
+
+
+def test_consumer_groups_without_kafka_are_refused() -> None:
+    """The node would start, and services that share a filter get nothing."""
+    given = from_assignments(
+        ['application.clients=[{client = "a"}]', "application.shared=groups", "store.durability=process"]
+    )
+    with pytest.raises(ConfigError, match="must be a list of brokers, as application"):
+        load(None, {}, given, NOWHERE)
+
+    found = load(None, {}, [*given, *from_assignments(["kafka.hosts=k:1"])], NOWHERE).config
+    assert "groups" == found.application.shared

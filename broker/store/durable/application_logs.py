@@ -7,7 +7,7 @@ from functools import partial
 from math import inf
 from typing import Final
 
-from broker.config.applications import Application
+from broker.config.applications import GROUPS, Application
 from broker.log import Log
 from broker.overload.gate import Gate
 from broker.store.durable.adoption import client_id_of
@@ -37,6 +37,7 @@ class LogSettings:
     properties: TopicProperties = field(default_factory=TopicProperties)
     shared_partitions: int = 12  # of the topic of a filter that clients share, when it is made
     mirrored: bool = False  # the tools of Kafka, which has the logs, are to see how far they are read
+    groups: bool = False  # Kafka says which members of a group read which partitions of a shared log
 
 
 def log_settings(application: Application, mirrored: bool = False) -> LogSettings:
@@ -52,6 +53,7 @@ def log_settings(application: Application, mirrored: bool = False) -> LogSetting
         properties=properties,
         shared_partitions=application.shared_partitions,
         mirrored=mirrored,
+        groups=application.shared == GROUPS,
     )
 
 
@@ -92,6 +94,7 @@ class ApplicationLogs(QueueLogs):
         self.topics: Final = ApplicationTopics(link, settings.properties, confirm, when_removed, self._note, log)
         self.shared_properties: Final = replace(settings.properties, partitions=settings.shared_partitions)
         self.timeout: Final = settings.pack_timeout
+        self.groups: Final = settings.groups
         self._look = min(LOOK, settings.pack_timeout / 20)
         self._look_at = 0.0
         self._mirror = LogMirror(link) if settings.mirrored else None

@@ -10,6 +10,7 @@
 --            deleted: nothing was done
 --   take     ...; channel, digest of the group: the member can be sent messages, and wants its part of the partitions
 --            -> {1, then partition and lease of each that it has}; {0}: it is not stored yet; {-1}: it is no member
+--            ...; then partitions: Kafka has assigned these to the member, which wants them and no others
 --   free     ...; channel, digest; then partition and lease of each that it does not want, of which it has read nothing
 --            -> 0
 --   rest     ...; channel, digest: it cannot, and others may want more
@@ -171,6 +172,12 @@ for i = 1, #fields, 2 do
 end
 table.sort(free)
 
+local assigned = {}
+for i = 6, #ARGV do
+  assigned[tonumber(ARGV[i])] = true
+end
+local by_kafka = #ARGV > 5
+
 -- Each ready member has `least` partitions, and `extra` of them have one more.
 local least = math.floor(total / count_of_ready)
 local extra = total % count_of_ready
@@ -184,23 +191,25 @@ local most = least + (extra > 0 and 1 or 0)
 
 local time = redis.call('TIME')
 for _, partition in ipairs(free) do
-  if #mine >= most then
+  if not by_kafka and #mine >= most then
     break
   end
-  -- never below a former one, also if Redis has lost that
-  local epoch = math.max(tonumber(redis.call('HGET', state, 'e') or 0) + 1, time[1] * 1000000 + time[2])
-  redis.call('HSET', state, 'e', string.format('%.0f', epoch))
-  local lease = string.format('%016x', epoch)
-  local saved = string.sub(redis.call('HGET', state, partition_field(partition)), 2)
-  redis.call('HSET', state, partition_field(partition), 'L' .. lease .. member .. saved)
-  redis.call('HSET', record, ARGV[3] .. partition, lease .. saved)
-  table.insert(mine, partition)
+  if not by_kafka or assigned[partition] then
+    -- never below a former one, also if Redis has lost that
+    local epoch = math.max(tonumber(redis.call('HGET', state, 'e') or 0) + 1, time[1] * 1000000 + time[2])
+    redis.call('HSET', state, 'e', string.format('%.0f', epoch))
+    local lease = string.format('%016x', epoch)
+    local saved = string.sub(redis.call('HGET', state, partition_field(partition)), 2)
+    redis.call('HSET', state, partition_field(partition), 'L' .. lease .. member .. saved)
+    redis.call('HSET', record, ARGV[3] .. partition, lease .. saved)
+    table.insert(mine, partition)
+  end
 end
 
 -- Too few, or others have too many: ask those that have the most. What members release that are not ready any more is told
 -- by itself.
 local wanted, asked = least - #mine, {}
-while true do
+while not by_kafka do
   local largest
   for other in pairs(ready) do
     local theirs = held[other]

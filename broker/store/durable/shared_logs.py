@@ -27,7 +27,7 @@ from broker.store.durable.shared_readers import GroupMember, ReadGroup
 from broker.store.durable.shared_topics import SharedTopic, SharedTopics
 from broker.store.durable.store import DurableStore
 from broker.store.durable.unused_topics import UnusedTopics
-from broker.store.logs.port import LogLink
+from broker.store.logs.port import GroupLink
 from broker.store.logs.topics import LogError, TopicProperties
 from broker.store.redis.connection import packed
 from broker.store.redis.pipeline import CallbackCommand
@@ -164,8 +164,12 @@ class DurableSharedLogs(SharedLogs):
         return self._of_clients().lease_keys
 
     @property
-    def link(self) -> LogLink:
+    def link(self) -> GroupLink:
         return self._link_now()
+
+    @property
+    def by_kafka(self) -> bool:
+        return self._of_clients().groups
 
     def call(self, keys: list[bytes], words: list[str | bytes | int], then: Replied) -> None:
         command = CallbackCommand(self._script.call(keys, words), TIMEOUT, partial(self._replied, keys, words, then))
@@ -267,7 +271,7 @@ class DurableSharedLogs(SharedLogs):
         assert logs is not None
         return logs
 
-    def _link_now(self) -> LogLink:
+    def _link_now(self) -> GroupLink:
         return self._of_clients().link
 
     def _properties(self) -> TopicProperties:

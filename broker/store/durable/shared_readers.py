@@ -31,7 +31,7 @@ from broker.store.durable.log_feed import LogFeed
 from broker.store.durable.log_topics import shared_group_of
 from broker.store.durable.record import SessionRecord
 from broker.store.durable.shared_topics import SharedTopic, SharedTopics
-from broker.store.logs.port import LogLink
+from broker.store.logs.port import GroupLink, LogMembership
 from broker.store.logs.topics import LogError, TopicDescription
 
 LOOKED_AT: Final = 16  # members that do not take part that are looked at each time
@@ -43,6 +43,7 @@ LAST: Final = 2  # what a sweep answers if there is no group of the filter any m
 NO_MEMBER: Final = -1
 NOT_SUBSCRIBED: Final = -1  # as far as it is stored
 RETIRED: Final = -2
+CALM: Final = 10.0  # seconds that a member can be sent messages until it joins its group in Kafka again
 
 Replied = Callable[[object, StoreFailure | None], None]
 
@@ -54,7 +55,12 @@ class LeaseStore(Protocol):
     def keys(self) -> LeaseKeys: ...
 
     @property
-    def link(self) -> LogLink: ...
+    def link(self) -> GroupLink: ...
+
+    @property
+    def by_kafka(self) -> bool:
+        """Whether Kafka says who is to read which partitions, and not Redis."""
+        ...
 
     def call(self, keys: list[bytes], words: list[str | bytes | int], then: Replied) -> None:
         """Call leases.lua."""
@@ -100,6 +106,10 @@ class GroupMember(LeaseReader):
         self.takes_part = False
         self.taking = False  # a call has no reply yet
         self.again = False  # take once more behind it
+        self.membership: LogMembership | None = None  # of the consumer group in Kafka, while it takes part
+        self.assigned: list[int] = []  # the partitions that Kafka has given it
+        self.unassigned = ""  # why it is no member there
+        self.stuck_at = -inf  # when it was seen last that its client was connected, and could not be sent messages
 
     def can_read(self, now: float, timeout: float) -> bool:
         """Whether the client could be sent a message, and has acknowledged in time."""
@@ -183,7 +193,9 @@ class ReadGroup:
     def waits(self, member: GroupMember) -> str:
         """Why *member* reads no partition, for people; "": it takes part."""
         if member.takes_part:
-            return ""
+            if not self._store.by_kafka or member.assigned:
+                return ""
+            return member.unassigned or "Kafka has given it no partition yet, or others have all"
         queue = member.queue
         if not member.joined:
             return "its group, or the log of that, is not known to Redis yet"
@@ -193,7 +205,11 @@ class ReadGroup:
             return "it is not connected"
         if queue.is_overdue(self._store.now(), self._timeout):
             return f"it has not acknowledged for {self._timeout:g} s"
-        return "it reads too slowly" if not member.session.writable() else "other members have their turn"
+        if not member.session.writable():
+            return "it reads too slowly"
+        if self._store.by_kafka and self._store.now() - member.stuck_at < CALM:
+            return f"it read too slowly, or did not acknowledge, less than {CALM:g} s ago"
+        return "other members have their turn"
 
     # Members.
 
@@ -305,7 +321,7 @@ class ReadGroup:
             if not self._has_room():
                 break
             member = self._others.popleft()
-            if member.joined and member.can_read(now, self._timeout):
+            if self._may_take_part(member, now):
                 member.takes_part = True
                 self._parts[member] = None
                 self._take(member)
@@ -328,6 +344,13 @@ class ReadGroup:
             return True
         return any(member.is_busy() for member in self._parts)
 
+    def _may_take_part(self, member: GroupMember, now: float) -> bool:
+        if member.joined and member.can_read(now, self._timeout):
+            return not self._store.by_kafka or (self.topic.partitions > 0 and now - member.stuck_at >= CALM)
+        if member.joined and not member.queue.is_resting():
+            member.stuck_at = now
+        return False
+
     def take_all(self) -> None:
         """Have all members that take part take what they can."""
         self.due = False
@@ -336,6 +359,8 @@ class ReadGroup:
 
     def heard(self, kind: bytes, member: bytes, partitions: list[int]) -> None:
         """A notice about the group has come."""
+        if kind == ASKED and self._store.by_kafka:
+            return  # by a node with another setting
         if kind != ASKED:
             self.look_soon()
             return
@@ -350,6 +375,7 @@ class ReadGroup:
         """*member* cannot be sent messages, or has left: others are to read its partitions."""
         member.takes_part = False
         del self._parts[member]
+        self._leave_group(member)
         if not member.left:
             self._others.append(member)
             self._unable = 0
@@ -378,11 +404,17 @@ class ReadGroup:
             self._store.later(partial(self._free, member, leases), AGAIN)
 
     def _take(self, member: GroupMember) -> None:
+        words: list[bytes | int] = [self._store.keys.channel, self.digest]
+        if self._store.by_kafka:
+            self._join_group(member)
+            if not member.assigned:
+                return
+            words += member.assigned
         if member.taking:
             member.again = True
             return
         member.taking = True
-        self._call(member, "take", [self._store.keys.channel, self.digest], partial(self._took, member))
+        self._call(member, "take", words, partial(self._took, member))
 
     def _took(self, member: GroupMember, reply: object, failure: StoreFailure | None) -> None:
         member.taking = False
@@ -411,7 +443,8 @@ class ReadGroup:
         for partition, value in found.items():
             if queue.leases.find(self.digest, partition) is not None:
                 continue
-            if member.takes_part and member.can_read(now, self._timeout):
+            wanted = not self._store.by_kafka or partition in member.assigned
+            if wanted and member.takes_part and member.can_read(now, self._timeout):
                 self._hold(member, partition, value, now)
             else:
                 unwanted += [partition, value]
@@ -431,6 +464,33 @@ class ReadGroup:
         feed = lease.feed = LogFeed(SHARED_ERA, lease.position, lease.passed, member.queue.go_on)
         feed.reading = self._store.link.read(self.topic.name, partition, lease.position, feed)
         member.queue.hold(lease, now)
+
+    # Kafka says who is to read what. Leases keep two members from reading one partition, as members learn of a change
+    # one after the other: a member goes on with what it keeps, and waits until the former reader has released the rest.
+
+    def _join_group(self, member: GroupMember) -> None:
+        """Have *member* join its consumer group, unless it has."""
+        if member.membership is None:
+            told = partial(self._assigned, member)
+            partitions = self.topic.partitions
+            member.membership = self._store.link.join(self.consumer_group, self.topic.name, partitions, told)
+
+    def _leave_group(self, member: GroupMember) -> None:
+        membership, member.membership = member.membership, None
+        member.assigned, member.unassigned = [], ""
+        if membership is not None:
+            membership.leave()
+            if not member.queue.is_resting():
+                member.stuck_at = self._store.now()
+
+    def _assigned(self, member: GroupMember, partitions: list[int], why: str) -> None:
+        """Kafka has given *member* these partitions; *why* it is no member there now, or ""."""
+        member.assigned, member.unassigned = partitions, why
+        if not member.queue.moves():
+            for lease in member.queue.leases.of_group(self.digest):
+                if lease.partition not in partitions:
+                    member.queue.release_lease(lease)
+        self._take(member)
 
     # What Redis has lost.
 

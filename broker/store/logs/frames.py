@@ -35,6 +35,8 @@ DELETE: Final = 7  # request, topic, its identity; b"": whichever it has
 DESCRIBE: Final = 8  # request, topic
 METRICS: Final = 9  # a metrics record, which is answered by RECORDED
 DONE: Final = 10  # partition, offset, topic, group: all that the group is to have of the partition before that is done
+JOIN: Final = 11  # member, partitions of the topic, topic, group: a client is to be a member of that group of Kafka
+LEAVE: Final = 12  # member
 
 # From the carrier, on the control lane.
 STORED: Final = 16  # sequence and offset of each pack that is stored
@@ -43,6 +45,7 @@ ANSWER: Final = 18  # request, error, description with the identity of the topic
 STATUS: Final = 19  # packs that wait, their bytes, failing partitions, why the log is unusable or "", how many of those
 # partitions follow: topic, number, why; then the ones of these that fail while the log is well: topic, number
 RECORDED: Final = 24  # why a metrics record was not published, or may not have been; "": it was
+ASSIGNED: Final = 25  # member, why it is none now or "", the partitions that it is to read
 # On the data lane.
 RECORD: Final = 20  # reading, offset, identity of the topic, and of each pack: source, sequence, length, body
 JUMPED: Final = 21  # reading, expected offset, offset
@@ -190,6 +193,14 @@ def done(group: str, topic: str, partition: int, offset: int) -> bytes:
     return frame(DONE, _TWO.pack(partition, offset) + _text(topic) + _text(group))
 
 
+def join(member: int, group: str, topic: str, partitions: int) -> bytes:
+    return frame(JOIN, _TWO.pack(member, partitions) + _text(topic) + _text(group))
+
+
+def leave(member: int) -> bytes:
+    return frame(LEAVE, _NUMBER.pack(member))
+
+
 def metrics(record: bytes) -> bytes:
     return frame(METRICS, record)
 
@@ -214,6 +225,20 @@ def refused(sequence: int, error: LogError) -> bytes:
 
 def recorded(failure: LogFailure | None) -> bytes:
     return frame(RECORDED, _text("" if failure is None else failure.label))
+
+
+def assigned(member: int, partitions: Sequence[int], why: str) -> bytes:
+    return frame(ASSIGNED, b"".join([_NUMBER.pack(member), _text(why), *map(_NUMBER.pack, partitions)]))
+
+
+def read_assigned(data: bytes, start: int, stop: int) -> tuple[int, list[int], str]:
+    """(member, partitions, why it is none now or "")"""
+    body = Body(data, start, stop)
+    member, why = body.number(), body.text()
+    partitions: list[int] = []
+    while body.left():
+        partitions.append(body.number())
+    return member, partitions, why
 
 
 def answer(request: int, error: LogError | None, description: TopicDescription | None) -> bytes:

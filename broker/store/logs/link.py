@@ -32,6 +32,7 @@ PACK: Final = 400  # bytes that a pack takes beside its body, with who has it ap
 
 Then = Callable[[LogError | None], None]
 Described = Callable[[TopicDescription | None, LogError | None], None]
+Told = Callable[[list[int], str], None]  # partitions; why it is no member now, or ""
 
 
 class Unstored:
@@ -85,6 +86,20 @@ class LogReading:
         return frames.read(self.number, self._topic, self._partition, self.held, self.position.encode())
 
 
+class LogMembership:
+    """A member of a consumer group of Kafka, by `CarrierLink.join()`."""
+
+    def __init__(self, link: "CarrierLink", number: int, frame: bytes, told: Told) -> None:
+        self.number: Final = number
+        self.frame: Final = frame  # what has the carrier join the group
+        self.told: Final = told
+        self._link = link
+
+    def leave(self) -> None:
+        """Have its partitions given to others; nothing is told any more. Once."""
+        self._link.leave(self)
+
+
 class LinkStatistics:
     def __init__(self, unstored: int, unstored_bytes: int, held_bytes: int, readings: int, requests: int) -> None:
         self.unstored = unstored  # packs
@@ -129,6 +144,8 @@ class CarrierLink:
         self._last_reading = 0
         self._requests: dict[int, Request] = {}
         self._last_request = 0
+        self._memberships: dict[int, LogMembership] = {}
+        self._last_membership = 0
 
     # The carrier comes and goes.
 
@@ -147,6 +164,8 @@ class CarrierLink:
             control.write(request.frame)
         for reading in self._readings.values():
             control.write(reading.frame())
+        for membership in self._memberships.values():
+            control.write(membership.frame)
         if self._metrics is not None:
             self._metrics.connect(control)
         self._gate.connected(True, now)
@@ -337,10 +356,6 @@ class CarrierLink:
         """Tell *then* about *topic*; None: it does not exist."""
         self._ask(frames.describe(self._last_request + 1, topic), None, then)
 
-    def done(self, group: str, topic: str, partition: int, offset: int) -> None:
-        """All that *group* is to have of the partition before *offset* is done: the tools of Kafka are to see that."""
-        self.tell(frames.done(group, topic, partition, offset))
-
     def _ask(self, frame: bytes, then: Then | None, described: Described | None) -> None:
         self._last_request += 1
         self._requests[self._last_request] = Request(frame, then, described)
@@ -354,6 +369,29 @@ class CarrierLink:
             request.then(error)
         if request.described is not None:
             request.described(description, error)
+
+    # Consumer groups of Kafka. A member that the former carrier had is another one for Kafka.
+
+    def done(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """All that *group* is to have of the partition before *offset* is done: the tools of Kafka are to see that."""
+        self.tell(frames.done(group, topic, partition, offset))
+
+    def join(self, group: str, topic: str, partitions: int, told: Told) -> LogMembership:
+        """Have Kafka give a new member of *group* some of the *partitions* of *topic* to read.
+
+        *told* is called with those that it is to read, whenever they change, and with "" or why it is no member now.
+        """
+        self._last_membership += 1
+        number = self._last_membership
+        membership = LogMembership(self, number, frames.join(number, group, topic, partitions), told)
+        self._memberships[number] = membership
+        self.tell(membership.frame)
+        return membership
+
+    def leave(self, membership: LogMembership) -> None:
+        """For memberships."""
+        del self._memberships[membership.number]
+        self.tell(frames.leave(membership.number))
 
     # What the carrier sends.
 
@@ -380,6 +418,11 @@ class CarrierLink:
             self._refused(sequence, error, now)
         elif kind == frames.ANSWER:
             self._answered(*frames.read_answer(data, start, stop))
+        elif kind == frames.ASSIGNED:
+            number, partitions, why = frames.read_assigned(data, start, stop)
+            membership = self._memberships.get(number)
+            if membership is not None:  # otherwise it has left meanwhile
+                membership.told(partitions, why)
         elif kind == frames.STATUS:
             self.status = frames.read_status(data, start, stop)
         elif kind == frames.RECORDED and self._metrics is not None:

@@ -68,6 +68,14 @@ class LogReading(Protocol):
         ...
 
 
+class LogMembership(Protocol):
+    """A member of a consumer group of Kafka."""
+
+    def leave(self) -> None:
+        """Have its partitions given to others; nothing is told any more. Once."""
+        ...
+
+
 class LogLink(Protocol):
     def append(self, topic: str, partition: int, body: bytes, appender: Appender, now: float) -> None:
         """Append *body*, a pack, behind all that have been appended to the partition. It is refused if it is too large.
@@ -111,4 +119,11 @@ class GroupLink(LogLink, Protocol):
 
     def done(self, group: str, topic: str, partition: int, offset: int) -> None:
         """All that *group* is to have of the partition before *offset* is done: the tools of Kafka are to see that."""
+        ...
+
+    def join(self, group: str, topic: str, partitions: int, told: Callable[[list[int], str], None]) -> LogMembership:
+        """Have Kafka give a new member of the consumer group *group* some of the *partitions* of *topic* to read.
+
+        *told* is called with those that it is to read, whenever they change, and with "" or why it is no member now.
+        """
         ...

@@ -52,6 +52,7 @@ class ModelLog:
         self.late_deletions: deque[tuple[str, bytes]] = deque()  # and what they wanted deleted
         self.links: list[ModelLink] = []
         self.deleted: list[str] = []  # topics
+        self.groups: dict[str, list[ModelMembership]] = {}  # consumer groups, as Kafka would have them
 
     def bodies(self, topic: str) -> list[bytes]:
         return [pack.body for packs in self.topics[topic].records for pack in packs]
@@ -103,6 +104,30 @@ class ModelReading:
         self._link.readings.remove(self)
 
 
+class ModelMembership:
+    """A member of a consumer group: the members have the partitions in turns."""
+
+    def __init__(self, link: "ModelLink", group: str, partitions: int, told: Callable[[list[int], str], None]) -> None:
+        self.link = link
+        self.told = told
+        self.given: list[int] | None = None  # what it was told
+        self._members = link.log.groups.setdefault(group, [])
+        self._partitions = partitions
+        self._members.append(self)
+
+    def share(self) -> list[int]:
+        members = self._members
+        return [number for number in range(self._partitions) if members[number % len(members)] is self]
+
+    def tell(self) -> None:
+        self.given = self.share()
+        self.told(self.given, "")
+
+    def leave(self) -> None:
+        self._members.remove(self)
+        self.link.memberships.remove(self)
+
+
 class ModelLink:
     """A `GroupLink`."""
 
@@ -117,6 +142,7 @@ class ModelLink:
         self.forbids = False  # to delete topics
         self.deletions: deque[tuple[str, bytes]] = deque()  # that are asked for
         self.carriers = 1
+        self.memberships: list[ModelMembership] = []
         self.reached: list[tuple[str, str, int, int]] = []  # what is done: group, topic, partition, offset
         log.links.append(self)
         self._source = source
@@ -182,6 +208,10 @@ class ModelLink:
     def append_trouble(self, topic: str) -> str:
         return self.trouble
 
+    def join(self, group: str, topic: str, partitions: int, told: Callable[[list[int], str], None]) -> ModelMembership:
+        self.memberships.append(ModelMembership(self, group, partitions, told))
+        return self.memberships[-1]
+
     def done(self, group: str, topic: str, partition: int, offset: int) -> None:
         self.reached.append((group, topic, partition, offset))
 
@@ -189,7 +219,8 @@ class ModelLink:
 
     def idle(self) -> bool:
         """Whether it has nothing to do."""
-        return not self.unstored and not (self.requests and not self.away) and not self._to_give()
+        told = all(each.given == each.share() for each in self.memberships)
+        return told and not self.unstored and not (self.requests and not self.away) and not self._to_give()
 
     def _to_give(self) -> bool:
         topics = self.log.topics
@@ -197,7 +228,10 @@ class ModelLink:
         return any(len(each.held) < WINDOW and each.position.offset != topics[each.topic].end for each in readings)
 
     def answer(self, most: int = MANY) -> None:
-        """Answer requests."""
+        """Answer requests, and tell members what they are to read."""
+        for membership in list(self.memberships):
+            if membership in self.memberships and membership.given != membership.share():
+                membership.tell()
         while self.requests and most and not self.away:
             most -= 1
             self.requests.popleft()()
@@ -286,6 +320,8 @@ class ModelLink:
     def end(self, most: int, late: int) -> None:
         """The worker ends: up to *most* packs are stored all the same, *late* ones behind them later, and no others."""
         self.readings = []
+        for membership in list(self.memberships):
+            membership.leave()
         self.requests.clear()
         self.log.links.remove(self)
         self.log.late_deletions.extend(list(self.deletions)[:late])

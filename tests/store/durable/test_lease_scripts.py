@@ -66,6 +66,12 @@ class Group:
         assert 1 == answer[0]
         return dict(zip(answer[1::2], answer[2::2], strict=True))
 
+    def assigned(self, name: bytes, *partitions: int) -> dict[int, bytes]:
+        """The leases of a member to which Kafka has assigned *partitions*."""
+        answer = self.call("take", name, CHANNEL, GROUP, *partitions)
+        assert 1 == answer[0]
+        return dict(zip(answer[1::2], answer[2::2], strict=True))
+
     def release(self, name: bytes, partition: int, known: int = 0, full: bool = False) -> None:
         words = LEASES.release(self.record(name), name, GROUP, partition)
         command = call_of([words], FENCE, known, b"number", 1) if full else in_transaction(words, FENCE, known)
@@ -325,3 +331,17 @@ def test_no_group_begins_in_a_topic_that_is_retired(group: Group) -> None:
 
     assert -1 == group.client.ttl(LEASES.of_filter(b"a/#"))
     assert 0 == retire(group, OTHER)
+
+
+def test_a_member_takes_what_kafka_has_assigned_and_no_other_member_has(group: Group) -> None:
+    """Two would read one partition while a group of Kafka changes, or a member what is another's by now."""
+    group.join(b"a", b"b")
+    first = group.assigned(b"a", 0, 1, 2)
+    assert {0, 1, 2} == set(first)
+    assert {5} == set(group.assigned(b"b", 2, 5))
+    group.release(b"a", 2)
+    assert {2, 5} == set(group.assigned(b"b", 2, 5))
+    assert {0, 1} == set(group.assigned(b"a", 0, 1, 2, 30))
+
+    assert first[0] == group.assigned(b"a", 0)[0], "it is the same lease"
+    assert [(FREED, GROUP, b"", [])] == group.told(), "nobody is asked to release anything"

@@ -96,6 +96,20 @@ def test_how_far_a_group_is_comes(group: str, topic: str, partition: int, offset
     assert (topic, group, 0) == (found.text(), found.text(), found.left())
 
 
+@given(TEXTS, TEXTS, NUMBERS, NUMBERS, st.lists(NUMBERS, max_size=9))
+def test_members_of_groups_come(group: str, topic: str, member: int, partitions: int, assigned: list[int]) -> None:
+    """A member would join another group, or read what it was not given."""
+    found = Body(*body(frames.join(member, group, topic, partitions), frames.JOIN))
+    assert (member, partitions) == (found.number(), found.number())
+    assert (topic, group, 0) == (found.text(), found.text(), found.left())
+    found = Body(*body(frames.leave(member), frames.LEAVE))
+    assert (member, 0) == (found.number(), found.left())
+
+    assert (member, assigned, topic) == frames.read_assigned(
+        *body(frames.assigned(member, assigned, topic), frames.ASSIGNED)
+    )
+
+
 @given(NUMBERS, TEXTS, PROPERTIES)
 def test_what_is_asked_about_a_topic_comes(request: int, topic: str, properties: TopicProperties) -> None:
     """A topic would be made with other properties, or another one be deleted."""

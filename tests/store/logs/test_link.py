@@ -77,6 +77,11 @@ class PaperCarrier:
                 found.append(("stop", body.number()))
             elif kind == frames.CREATE:
                 found.append(("create", body.number(), body.text(), body.properties()))
+            elif kind == frames.JOIN:
+                member, partitions, topic = body.number(), body.number(), body.text()
+                found.append(("join", member, body.text(), topic, partitions))
+            elif kind == frames.LEAVE:
+                found.append(("leave", body.number()))
             elif kind == frames.DONE:
                 partition, offset, topic = body.number(), body.number(), body.text()
                 found.append(("done", body.text(), topic, partition, offset))
@@ -564,3 +569,23 @@ def test_how_far_a_group_is_goes_to_the_carrier_that_there_is(worker: Worker) ->
 
     assert [("done", "g", "t", 1, 3)] == carrier.told()
     assert 1 == worker.link.carriers
+
+
+def test_a_member_of_a_group_joins_at_each_carrier_until_it_leaves(worker: Worker) -> None:
+    """Nobody would read its partitions after a carrier has died; or Kafka go on giving some to who has left."""
+    notes: list[tuple[list[int], str]] = []
+    first = worker.link.join("g", "t", 6, lambda partitions, why: notes.append((partitions, why)))
+    second = worker.link.join("h", "t", 6, lambda partitions, why: notes.append(([], "of another one")))
+    carrier = worker.carrier()
+    assert [("join", 1, "g", "t", 6), ("join", 2, "h", "t", 6)] == carrier.told()
+    second.leave()
+    assert [("leave", 2)] == carrier.told()
+    carrier.says(frames.assigned(2, [1], ""), 0.1)  # it was on its way
+    carrier.says(frames.assigned(1, [3, 4], ""), 0.2)
+    again = worker.carrier(0.3)
+    assert [("join", 1, "g", "t", 6)] == again.told()
+    again.says(frames.assigned(1, [], "why"), 0.4)
+    first.leave()
+
+    assert [([3, 4], ""), ([], "why")] == notes
+    assert [("leave", 1)] == again.told()
