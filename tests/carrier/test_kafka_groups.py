@@ -154,7 +154,7 @@ def test_who_leaves_before_it_has_joined_holds_up_nobody(groups: Groups) -> None
             groups.stage.turn()
     groups.join("c")
 
-    assert groups.until(groups.shared) < 2 * kafka_groups.SESSION
+    assert groups.until(groups.shared) < kafka_groups.SESSION / 2
 
 
 def test_offsets_are_committed_by_members(groups: Groups, admin: Any) -> None:

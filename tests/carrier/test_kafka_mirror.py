@@ -168,9 +168,10 @@ def test_while_kafka_is_away_the_newest_offsets_wait(own_kafka: Any, monkeypatch
     mirror.lines.events.clear()
     own_kafka.kill()
     mirror.mirror.done("g", partition, 2)
-    mirror.turn(kafka_mirror.RETRY)
-    mirror.mirror.done("g", partition, 3)
-    mirror.turn(kafka_mirror.RETRY)
+    mirror.now += kafka_mirror.RETRY
+    mirror.mirror.tick(mirror.now)
+    mirror.mirror.done("g", partition, 3)  # while Kafka is asked
+    mirror.stage.until(lambda: not mirror.mirror._busy)
     assert (1, 1) == (mirror.mirror.committed, mirror.mirror._size)
     own_kafka.start()
     mirror.until(lambda: mirror.mirror.committed > 1)
