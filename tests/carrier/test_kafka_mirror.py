@@ -1,7 +1,8 @@
 # Offsets of groups in a real Kafka, as its tools see them.
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.kafka_servers import HOST, KafkaServer, free_port, skip_without_java,
 
 __all__ = ["make_stage"]  # a fixture
 pytestmark = [pytest.mark.slow, UNCLOSED]
+LONGEST: Final = 60.0  # seconds for what should take a few
 
 
 class Mirror:
@@ -36,11 +38,11 @@ class Mirror:
         self.stage.until(lambda: not self.mirror._busy)
 
     def until(self, done: Callable[[], object]) -> None:
-        for _ in range(100):
-            if done():
-                return
+        deadline = time.monotonic() + LONGEST
+        while not done():
+            assert time.monotonic() < deadline, f"it does not come: {self.mirror.trouble}"
             self.turn(kafka_mirror.RETRY)
-        raise AssertionError(f"it does not come: {self.mirror.trouble}")
+            time.sleep(0.02)  # a Kafka that has just started answers some seconds later
 
 
 @pytest.fixture
