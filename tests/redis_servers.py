@@ -1,6 +1,5 @@
 # Redis and Valkey servers for tests, in every version that is installed; tests kill, stop and slow them down.
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -15,10 +14,10 @@ from redis.retry import Retry
 from broker.config.schema import POWER
 from broker.store.redis.address import RedisAddress
 from supervisor.redis_server import RedisServer, candidates, configuration, identify, packaged
+from tests.system.processes import free_port as free_port
 
 PATIENCE: Final = 30.0  # seconds for what should take milliseconds
 HOST: Final = "127.0.0.1"
-PORTS: Final = (10_000, 20_000)
 SYNCS_AT_ONCE: Final = "repl-diskless-sync-delay 0\n"  # a line of redis.conf: it does not wait for further replicas
 
 
@@ -48,21 +47,6 @@ def tls_lines(port: int, certificate: tuple[str, str], authority: str, clients: 
         f"bind {HOST}\ntls-port {port}\ntls-cert-file {certificate[0]}\ntls-key-file {certificate[1]}\n"
         f"tls-ca-cert-file {authority}\ntls-auth-clients {clients}\n"
     )
-
-
-def free_port() -> int:
-    """A free TCP port, below the range from which the kernel takes the ports of outgoing connections.
-
-    A server in cluster mode also takes the port 10 000 above it.
-    """
-    while True:
-        port = random.randrange(*PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return port
 
 
 class RunningRedis:

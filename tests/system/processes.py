@@ -4,6 +4,7 @@
 # package `broker` that they import: the same tests so prove the compiled form and the interpreted one. Mosquitto
 # stands in for it where a test, or a comparison of speed, should hold for another broker, too.
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import broker as broker_package
 from tests.system import node
 
 HOST: Final = "127.0.0.1"
+PORTS: Final = (10_000, 20_000)
 WORKERS: Final = int(os.environ.get("WEIR_SYSTEM_WORKERS", "1"))  # of each node that is started
 PATIENCE: Final = 30.0  # seconds for anything that should take milliseconds: a busy machine is no failure
 
@@ -28,11 +30,19 @@ def packages() -> Path:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on. Somebody may take it before we do; that is rare, and then loud."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port that nobody listens on, below those from which the kernel takes the ports of outgoing connections.
+
+    Somebody may take it before we do; that is rare, and then loud. A Redis in cluster mode also takes the port 10 000
+    above it.
+    """
+    while True:
+        port = random.randrange(*PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
 
 
 class BrokerProcess:
