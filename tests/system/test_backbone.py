@@ -124,7 +124,8 @@ class Reader:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._client.socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # it is between two connections
+            self._client.socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
 
@@ -246,6 +247,9 @@ def test_what_is_acknowledged_outlives_a_process(
 def test_bursts_wait_in_kafka_and_are_explained(start: StartBackbone, running: list[Any]) -> None:
     """While Redis stands still, publishers would wait for receivers; or nobody could say why messages come late."""
     weir = start()
+    with contextlib.closing(RawClient(weir.port, V5)) as away:  # what it is to get has to be stored
+        away.connect("away", clean_start=False, properties=LASTING)
+        away.subscribe("in/#", qos=1)
     reader = Reader(weir)
     running.append(reader)
     publisher = weir.client("burst")
