@@ -621,9 +621,10 @@ def test_operators_are_told_of_groups_with_their_lags(services: Callable[..., Se
         assert (list(range(PARTITIONS)), 0, None, "") == (one["reads"], one["lag"], one["oldest"], one["trouble"])
     node.leave("service1")
     node.leave("service2")
-    node.publish(1, *numbers(10, 20))
+    old = next(each for each in numbers(10, 40) if partition_of(b"t/" + each, PARTITIONS) == PARTITIONS - 1)
+    node.publish(1, old)
     node.node.advance(60)
-    node.publish(1, *numbers(20, 30))
+    node.publish(1, *numbers(40, 50))
     records = [len(node.log.topics[name_of(shared_topic_of(FILTER), each)].records) for each in range(PARTITIONS)]
     first, other = listed(node)
 
