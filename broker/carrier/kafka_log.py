@@ -37,7 +37,7 @@ AWAY: Final = (  # failures of all topics alike
     LogFailure.AUTHENTICATION_FAILED,
     LogFailure.CLIENT_REFUSED,
 )
-LOOK_AGAIN: Final = 1.0  # seconds after which a topic that the producer does not know is looked for again
+LOOK_AGAIN: Final = 1.0  # seconds after which a topic that was made here, and is not known any more, is made again
 NO_LEADER: Final = -1
 LEADER: Final = 1.0  # seconds between two looks at whether partitions whose records are under way have leaders
 
@@ -200,13 +200,20 @@ class KafkaLog:
         return bool(leader == NO_LEADER)
 
     def _look_for(self, topic: str) -> None:
-        """The producer does not know *topic*: make it again, if it was made here and has been deleted."""
+        """The producer does not know *topic*: have it ask again; or make it, if it was made here and has been deleted.
+
+        The producer asks once when it is given a topic that is new to it. If a question is under way then, it takes the
+        answer to that for one to both, and asks no more for minutes.
+        """
         now = self._clock()
-        if now >= self._looked.get(topic, 0.0) + LOOK_AGAIN:
+        properties = self._made.get(topic)
+        if properties is None:
+            if topic in self._looked:  # else it may ask still, and this might be the question that is under way
+                self._producer._metadata.request_update()
             self._looked[topic] = now
-            properties = self._made.get(topic)
-            if properties is not None:
-                self.create(topic, properties, lambda error: None)
+        elif now >= self._looked.get(topic, 0.0) + LOOK_AGAIN:
+            self._looked[topic] = now
+            self.create(topic, properties, lambda error: None)
 
     # Reading.
 

@@ -63,6 +63,22 @@ def test_a_topic_that_was_deleted_is_made_again(kafka_stage: KafkaStage) -> None
     assert found is not None and 2 == found.properties.partitions
 
 
+def test_a_topic_that_kafkas_client_has_not_asked_for_is_asked_for(kafka: Any) -> None:
+    """If a new carrier is given two topics at once, what is published for one of them would wait for five minutes."""
+    others, stage = KafkaStage(kafka), KafkaStage(kafka)
+    partition = others.topic()
+    stage.append(stage.topic(), ONE)
+    cluster = stage.log._producer._metadata
+    stage.until(lambda: not (cluster.need_update or cluster.metadata_refresh_in_progress))
+    cluster._topics.add(partition.topic)  # as it is if the answer comes to a question that was under way before
+
+    stored = stage.append(partition, ONE)
+    for each in (others, stage):
+        each.close()
+
+    assert [0] == stored
+
+
 @pytest.mark.nightly
 def test_a_topic_that_is_compacted_is_refused(kafka_stage: KafkaStage) -> None:
     """Kafka would delete all messages but the last one."""
