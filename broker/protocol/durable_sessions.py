@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from broker.delivery.completion import Completion
 from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.net.stream import Stream
@@ -17,7 +18,7 @@ from broker.protocol.session_transfer import SessionTransfer
 from broker.protocol.subscribing import Subscribing
 from broker.reasons import CloseReason
 from broker.routing.routes import Routes
-from broker.session.origin import ClosedFilter, ForcedFilter
+from broker.session.origin import ClosedFilter, ForcedFilter, LeavingFilter
 from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.adoption import AdoptedSession, client_id_of
@@ -275,17 +276,20 @@ class DurableSessions:
         """Another worker has taken the sessions of *clients*, as this one did not answer: they end here.
 
         They stay in the routes until this worker has heard of what that worker had told before it took them, or a
-        publish of a client here would reach nobody.
+        publish of a client here would reach nobody. If one was on its way to a third worker, what was refused here for
+        it reaches nobody either: it comes again, before this worker lets go (cluster/forced_takeovers.py).
         """
         for client in clients:
             self._durable.taken(client)
             session = self._session(client_id_of(client))
             if session is not None:
-                forced = ForcedFilter()
+                forced, former = ForcedFilter(), session.transfer_filter
                 session.transfer_filter = ClosedFilter(forced)
                 if session.will is not None and session.will.delay:
                     self._sessions.set_will(session, None)  # that worker has it; another one is published now
                 self._lifecycle.evict(session, withdraw=False)
+                if isinstance(former, LeavingFilter):
+                    self._abandon(former.take_refused())
                 self._when_confirmed(None, partial(self._leave_routes, session, forced))
             else:
                 self.cold.taken(client)
@@ -294,7 +298,10 @@ class DurableSessions:
         self._subscribing.withdraw(session, partial(self._abandon_refused, forced))
 
     def _abandon_refused(self, forced: ForcedFilter) -> None:
-        for completion in forced.take_all_refused():
+        self._abandon(forced.take_all_refused())
+
+    def _abandon(self, completions: list[Completion]) -> None:
+        for completion in completions:
             self._lifecycle.abandon(completion, self._clock())
 
     def _session(self, client_id: str) -> Session | None:

@@ -46,7 +46,8 @@ class TransferFilter:
 class LeavingFilter(TransferFilter):
     """Of a durable session at its old worker: it keeps the Completions of what it refuses, until the session has moved.
 
-    If its new worker dies before, and the session stays, all that has to come again.
+    If its new worker dies before, and the session stays, all that has to come again; so it has if a third worker takes
+    the session.
     """
 
     def __init__(self) -> None:

@@ -1033,6 +1033,33 @@ def test_messages_on_their_way_to_a_worker_that_does_not_answer_keep_their_order
     assert [b"3"] == first_of_each(client)
 
 
+def test_messages_on_their_way_to_a_worker_that_does_not_get_the_session_keep_their_order(
+    start_node: StartNode,
+) -> None:
+    """A later one would reach the session at a third worker, and the earlier one be published again behind it."""
+    node = start_node(3)
+    giver, taker, third = node
+    subscriber(giver).drop()
+    publisher = arrive(giver, "publisher")
+    giver.reactor.pause(lane(giver, third), Pause.FANOUT)  # it cannot complete the move
+    assert [] == coming(taker).receive()
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1))  # it is for the session at the taker
+    node.settle()
+    taker.reactor.pause(lane(taker, giver), Pause.FANOUT)  # which does not hear that it does not get the session
+    client = coming(third)
+    third.advance(2.2)
+    assert [True] == presence(client)
+    publisher.send(Publish(b"a", b"2", 1, packet_id=2))
+    node.settle()
+    taker.reactor.resume(lane(taker, giver), Pause.FANOUT)
+    giver.reactor.resume(lane(giver, third), Pause.FANOUT)
+    node.advance(0.3)
+    publish_again(giver, publisher)
+
+    assert [b"1", b"2"] == first_of_each(client)
+    assert [2] == sessions(node)
+
+
 def test_a_session_that_was_taken_waits_for_no_worker_that_has_ended(start_node: StartNode) -> None:
     """Each of its messages would be judged for ever, and those of the next worker be refused."""
     node = start_node(3)
