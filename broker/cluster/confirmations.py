@@ -197,9 +197,14 @@ class Confirmations:
         self._logged: list[int] = []  # the same
 
     def add(self, completion: Completion | None) -> None:
-        """The next publish is to be confirmed, when *completion* is settled: None: at once."""
+        """The next publish is to be confirmed, when *completion* is settled: None: at once.
+
+        It was delivered before, perhaps in another slice: a receiver may have lost it meanwhile.
+        """
         self._number += 1
-        if completion is None or completion.pending == 0:
+        if completion is not None and completion.abandoned:
+            self.abandoned(self._number)
+        elif completion is None or completion.pending == 0:
             self.settled(self._number)
         else:
             completion.queue = _Confirmation(self, self._number)

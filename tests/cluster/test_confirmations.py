@@ -444,3 +444,18 @@ def test_a_publish_that_was_told_as_lost_is_not_told_as_done_later() -> None:
 
     assert wire.settled(wire.UNSETTLED, [1]) == lost
     assert b"" == confirmations.take()
+
+
+def test_a_publish_that_is_lost_before_it_is_to_be_confirmed_is_told_as_lost() -> None:
+    """Nobody would be told: its publisher, or a partition of the inbound backbone, would wait for ever.
+
+    A slice may end between the two, as a message costs something, and CONFIRM nothing.
+    """
+    confirmations = Confirmations(lambda: None)
+    completion = Message(b"a", b"x", 1, False, b"", NEVER).hold()
+    completion.abandoned = True
+    confirmations.add(completion)
+
+    assert wire.settled(wire.UNSETTLED, [1]) == confirmations.take()
+    completion.settle(0.0)
+    assert b"" == confirmations.take()
