@@ -259,7 +259,7 @@ class Deliveries:
         """Forget the publish whose page has failed; return the outbox of the client that it came from.
 
         None: the publish came from no connected client. The lane of another worker goes on, as its other messages are
-        not to blame. What waits for shared subscriptions goes on with its next message.
+        not to blame, and this one counts as done. What waits for shared subscriptions goes on with its next message.
         """
         if not self.unfinished:
             return None
@@ -271,7 +271,7 @@ class Deliveries:
         source = work.source
         if source is not None and work.crossed:
             self._source_pause.resume(source)
-            return None
+            source = None
         if source is None and work.completion is not None:  # nobody would be told to publish it again
             work.completion.settle(self._clock())
         return source

@@ -84,16 +84,17 @@ def test_a_page_that_fails_leaves_its_publisher_to_the_caller() -> None:
 
 
 def test_a_page_that_fails_does_not_stop_the_lane_of_a_worker() -> None:
-    """One message that fails here ends all that comes from another worker."""
+    """One message that fails here ends all that comes from another worker, or its publisher waits for ever."""
     stage = Stage(0)
     for n in range(PAGE + 1):
         stage.party.subscribe(f"{n}", b"t")
     route = stage.party.routes.find(b"t")
-    stage.deliveries.deliver_crossed(route, message(b"x", 1, topic=b"t"), stage.source, NOW)
+    completion = stage.deliveries.deliver_crossed(route, message(b"x", 1, topic=b"t"), stage.source, NOW)
     assert [stage.source] == stage.paused.sources
 
     assert stage.deliveries.abandon() is None
     assert [] == stage.paused.sources
+    assert completion is not None and 0 == completion.pending
 
 
 def test_pages_are_delivered_as_coming_from_where_they_came_from() -> None:
