@@ -166,11 +166,16 @@ class ForcedTakeovers:
 
     def _end_stand_in(self, taken: ForcedTakeover) -> None:
         if taken.stand_in is not None:
-            self._durable.withdraw(taken.stand_in)
+            self._durable.withdraw(taken.stand_in, partial(self._abandon_late, taken))
+
+    def _abandon_late(self, taken: ForcedTakeover) -> None:
+        """Have come again what the stand-in was offered when nobody was waited for any more: it had many filters."""
+        if taken.number not in self._pending:
+            self._abandon_all(taken.filter.take_all_refused())
 
     def _subscribed(self, taken: ForcedTakeover) -> None:
-        self._end_stand_in(taken)
         self._pending[taken.number] = taken
+        self._end_stand_in(taken)
         former = taken.former
         self._close_unconfirmed(former)
         self._has_let_go(taken, self._worker)
@@ -220,6 +225,7 @@ class ForcedTakeovers:
         if taken.waiting or not taken.known:
             return
         del self._pending[taken.number]
+        self._abandon_late(taken)
         session = taken.session
         if session is not None and session.transfer_filter is taken.filter:  # or it moves on
             session.transfer_filter = None

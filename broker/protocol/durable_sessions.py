@@ -162,9 +162,9 @@ class DurableSessions:
         session = self._sessions.stand_in(client_id, stored.user, ClosedFilter(forced), stored.log != b"")
         self._subscribing.enrol(session, stored.subscriptions(session), partial(then, session))
 
-    def withdraw(self, session: Session) -> None:
-        """End a stand-in."""
-        self._subscribing.withdraw(session)
+    def withdraw(self, session: Session, then: Callable[[], None]) -> None:
+        """End a stand-in, and call *then* when it is offered nothing any more."""
+        self._subscribing.withdraw(session, then)
 
     def drop_early(self, session: Session) -> None:
         """Drop what was delivered to *session*, which comes from a worker that has ended: it has to come again."""

@@ -26,6 +26,7 @@ from broker.net.dialling import RedisHandler
 from broker.net.pauses import Pause
 from broker.net.stream import Stream
 from broker.reasons import CloseReason
+from broker.session.session import Session
 from broker.store.durable.places import READY
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.record import SessionRecord
@@ -1058,6 +1059,33 @@ def test_messages_on_their_way_to_a_worker_that_does_not_get_the_session_keep_th
 
     assert [b"1", b"2"] == first_of_each(client)
     assert [2] == sessions(node)
+
+
+@pytest.mark.interpreted
+def test_what_reaches_a_stand_in_late_is_published_again(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its publisher would wait for ever. The filters of a stand-in are removed in pages if they are many."""
+    node = start_node(2)
+    subscriber(node[0])
+    subscribing = node[1].worker.protocol.subscribing
+    held: list[tuple[Session, Callable[[], None] | None]] = []
+    monkeypatch.setattr(subscribing, "withdraw", lambda session, then=None: held.append((session, then)))
+    client = leave_hung(node)
+    node[0].stopped = False
+    node.advance(1)
+    assert 0 == node[1].takeovers.pending()
+    publisher = arrive(node[1], "publisher")
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1))
+    node.advance(0.3)
+    assert [] == publisher.receive()
+    monkeypatch.undo()
+    for session, then in held:
+        subscribing.withdraw(session, then)
+    node.advance(0.3)
+
+    assert Disconnect(CloseReason.RECEIVER_MOVED.code) == publisher.receive()[-1]
+    assert [b"1"] == first_of_each(client)
 
 
 def test_a_session_that_was_taken_waits_for_no_worker_that_has_ended(start_node: StartNode) -> None:
