@@ -241,12 +241,10 @@ class Subscribing:
         then()
 
     def withdraw(self, session: Session, then: Callable[[], None] | None = None) -> None:
-        """Remove all subscriptions of *session*, in pages if they are many; then call *then*."""
-        if len(session.subscriptions) > SUBSCRIPTIONS:
+        """Remove all subscriptions of *session*, in pages if that takes long; then call *then*."""
+        if len(session.subscriptions) > SUBSCRIPTIONS or not self._withdraw_page(session):
             self._withdrawing.append(Withdrawal(session, then))
-            return
-        self._withdraw_page(session)
-        if then is not None:
+        elif then is not None:
             then()
 
     def enrol(self, session: Session, subscriptions: list[Subscription], then: Callable[[], None]) -> None:

@@ -22,6 +22,7 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.protocol.subscribing import AT_ONCE, UNSUBSCRIBED_AT_ONCE
+from broker.routing.route import FEW_RECEIVERS
 from tests.inprocess import Broker
 from tests.protocol.talk import messages, payloads, subscribe
 
@@ -204,6 +205,26 @@ def test_an_unsubscribe_that_takes_long_gives_way_and_keeps_order(brokers: Broke
     assert b"mine" in payloads(answers[answered:])
     assert len(steps) - 1 <= len(messages(answers)), "others are served meanwhile"
     assert count + 1 == broker.counters.unsubscribes
+
+
+@pytest.mark.interpreted
+def test_a_client_that_leaves_is_removed_from_all_routes_although_one_has_many_receivers(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of its filters would stay in the routes for ever."""
+    monkeypatch.setattr("broker.protocol.subscribing.VISITED_AT_ONCE", FEW_RECEIVERS)
+    broker = brokers()
+    crowd = [broker.connect(f"{number}") for number in range(FEW_RECEIVERS)]
+    client = broker.connect("me")
+    for each in crowd:
+        subscribe(each, "many", qos=1)
+    subscribe(client, "b", "c", "many", qos=1)  # the last one is removed first
+    crowd[0].send(Publish(b"many", b""))
+    broker.settle()
+    client.drop()
+    broker.settle()
+
+    assert len(crowd) == broker.worker.routes.statistics()[1]
 
 
 def test_a_client_that_leaves_during_its_unsubscribe_leaves_nothing(brokers: Brokers) -> None:
