@@ -13,6 +13,10 @@
 # The lag is the age of the oldest publish that waits to be dispatched here. What waits in partitions that this worker
 # should dispatch, and cannot read yet, is not known: it is taken to be as old as that state. The lag is a signal of the
 # level, under one name in the whole node: whatever a client publishes may have to wait for any worker.
+#
+# A publish that is dispatched does not count in the lag: its receivers have it, but for one that may take long, such as
+# a service whose log takes nothing. Such a partition goes on, but all from there on is dispatched again by whoever
+# follows. So it is told if a position stands still for STANDS seconds.
 from collections.abc import Callable
 from functools import partial
 from math import inf
@@ -34,6 +38,7 @@ SOON: Final = 0.01  # seconds until it is tried again to dispatch
 MEASURE: Final = 0.1  # seconds between two measurements of the lag
 LOOK: Final = 5.0  # seconds between two looks at the ends of the log
 LOSSES: Final = 1.0  # seconds between two lines about what was lost
+STANDS: Final = 30.0  # seconds until it is told that a position stands still
 
 
 class InboundStatistics:
@@ -48,6 +53,15 @@ class InboundStatistics:
         self.unfinished = 0  # publishes that are under way
         self.partitions = 0  # that this worker dispatches
         self.trouble = ""  # why nothing is accepted; "": nothing is known to be wrong
+
+
+class Standing:
+    """A position at *offset*, before a record of which something is under way *since* then."""
+
+    def __init__(self, offset: int, since: float) -> None:
+        self.offset: Final = offset
+        self.since: Final = since
+        self.told = False
 
 
 class InboundBackbone:
@@ -84,6 +98,7 @@ class InboundBackbone:
         self._look_at = 0.0
         self._losses_at = 0.0
         self._lag = 0.0
+        self._standing: dict[int, Standing] = {}  # by partition
         self._left_out = 0
         self._deleted = 0
         self._damaged = 0
@@ -202,6 +217,23 @@ class InboundBackbone:
         if now >= self._losses_at:
             self._losses_at = now + LOSSES
             self._tell_losses()
+            self._look_what_stands(now)
+
+    def _look_what_stands(self, now: float) -> None:
+        feeds, standing = self._ownership.feeds, self._standing
+        self._standing = {}
+        for feed in feeds.values():
+            if not feed.unfinished:
+                continue
+            one = standing.get(feed.number)
+            if one is None or one.offset != feed.position.offset:
+                one = Standing(feed.position.offset, now)
+            elif now - one.since >= STANDS and not one.told:
+                one.told = True
+                self._lines.warning(
+                    "backbone_partition_stands", partition=feed.number, offset=one.offset, publishes=feed.unfinished
+                )
+            self._standing[feed.number] = one
 
     def _tell_losses(self) -> None:
         for feed in self._ownership.feeds.values():
@@ -222,10 +254,15 @@ class InboundBackbone:
         return self._trouble or self._link.append_trouble(self.log.topic)
 
     def unread(self) -> str:
-        """Why nothing is dispatched of a partition here, which cannot be read; "": nothing is known to be wrong."""
+        """What is wrong with a partition here: it cannot be read, or stands still; "": nothing is known to be."""
         for feed in self._ownership.feeds.values():
             if feed.trouble:
                 return f"partition {feed.number} cannot be read: {feed.trouble}"
+        for number, one in self._standing.items():
+            if one.told:
+                waited = self._clock() - one.since
+                where = f"partition {number} stands at record {one.offset}"
+                return f"{where}: a receiver has not been done with it for {waited:.0f} s"
         return ""
 
     def statistics(self) -> InboundStatistics:

@@ -23,7 +23,7 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, SESSION_EXPIRY_INTERVAL
 from broker.protocol import inbound_dispatch
-from broker.protocol.inbound_backbone import RETRY
+from broker.protocol.inbound_backbone import RETRY, STANDS
 from broker.reasons import CloseReason, DropReason, LogFailure
 from broker.routing.fanout import PAGE
 from broker.store.logs.records import Position
@@ -659,6 +659,30 @@ def test_without_a_backbone_publishing_is_as_it_was(start_node: Callable[..., No
     assert worker.publishing._target is None
     assert worker.worker.links.backbone is None
     assert "backbone" not in worker.protection.signals.values()
+
+
+def test_a_partition_that_stands_still_is_told(start: Callable[..., BackboneNode]) -> None:
+    """A receiver that is never done with a publish would be seen nowhere, as nothing waits to be dispatched."""
+    node = start(1)
+    worker = node.node[0]
+    backbone = node.backbone(worker)
+    durable_subscriber(node, worker).socket.close()
+    node.settle()
+    commit = worker.worker.links.durable_store.commit
+    stored, commit.tick = commit.tick, lambda now: now + 1.0
+    worker.connect(named_for(node, 0)).send(Publish(b"t", b"1", 1, packet_id=1))
+    node.settle()
+    worker.advance(STANDS - 5.0)
+    assert "" == backbone.unread()
+    worker.advance(10.0)
+    told = backbone.unread()
+    commit.tick = stored
+    for _ in range(40):
+        node.settle()
+    worker.advance(2.0)
+
+    assert told.startswith("partition 0 stands at record 0: a receiver has not been done with it for 3")
+    assert "" == backbone.unread()
 
 
 def test_a_partition_that_cannot_be_read_is_told(start: Callable[..., BackboneNode]) -> None:
