@@ -98,6 +98,7 @@ nightly: $(VENV)/dev $(VENV)/node/installed
 	@$(MAKE) --no-print-directory faults ARGS="--runs 20"
 	@$(MAKE) --no-print-directory faults ARGS="durable --faults 100 --keep-going"
 	@$(MAKE) --no-print-directory faults ARGS="applications --faults 200 --keep-going"
+	@$(MAKE) --no-print-directory faults ARGS="backbone --faults 100 --keep-going"
 	@$(MAKE) --no-print-directory simulate ARGS="--histories 100000"
 	@$(MAKE) --no-print-directory scenes
 	@$(TREE) -m tests.tools.mutation --sample 600
