@@ -72,13 +72,16 @@ class Link(Handler, Generic[F]):
         self._reactor.wake()
 
     def send_last(self, frame: Frame, timeout: float) -> None:
-        """Send *frame* when the reactor does not run any more; wait at most *timeout* seconds."""
-        if self._outbox.size:
-            return  # the supervisor does not read: *frame* would come in the middle of another frame
+        """Send *frame*, behind what is not sent yet, when the reactor does not run any more.
+
+        Waits at most *timeout* seconds for a supervisor that does not read; the frame is lost then.
+        """
+        outbox = self._outbox
+        outbox.write(encode(frame))
         try:
             self._sock.settimeout(timeout)
-            self._sock.sendall(encode(frame))
-        except OSError:  # the supervisor has ended
+            self._sock.sendall(outbox.rest())
+        except OSError:  # the supervisor has ended, or does not read
             pass
 
     def owes(self) -> bool:

@@ -217,6 +217,10 @@ class Outbox:
             return memoryview(chunks[0])[self._sent :]
         return chunks[0]
 
+    def rest(self) -> bytes:
+        """All bytes that are not sent yet, before the connection is closed; they stay."""
+        return b"".join(self._chunks)[self._sent :]
+
     def sent(self, count: int, now: float) -> bool:
         """Remove *count* bytes, all that the kernel took; true if the outbox is not full any more because of that."""
         self.pressing = False

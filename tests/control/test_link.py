@@ -2,6 +2,7 @@
 import os
 import socket
 from collections.abc import Callable, Iterator
+from threading import Thread
 
 import pytest
 
@@ -11,11 +12,13 @@ from broker.control.frames import (
     WORKER_FRAMES,
     Answer,
     Drain,
+    Ended,
     FromSupervisor,
     FromWorker,
     NewPeer,
     OtherWorkers,
     Request,
+    StatisticsReport,
 )
 from broker.control.link import Link
 from broker.worker_id import WorkerId
@@ -29,12 +32,12 @@ class Supervisor:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.socket, theirs = socket.socketpair()
+        self.socket, self.theirs = socket.socketpair()
         self.socket.setblocking(False)
-        theirs.setblocking(False)
+        self.theirs.setblocking(False)
         self.taken: list[FromSupervisor] = []  # by the worker
         self.ended: list[str] = []
-        self.link = Link(broker.reactor, theirs, SUPERVISOR_FRAMES, self.taken.append, self.ended.append)
+        self.link = Link(broker.reactor, self.theirs, SUPERVISOR_FRAMES, self.taken.append, self.ended.append)
         self._reader: FrameReader[FromWorker] = FrameReader(WORKER_FRAMES)
 
     def send(self, data: bytes) -> None:
@@ -97,6 +100,47 @@ def test_a_frame_may_come_in_pieces_and_be_large(supervisor: Supervisor) -> None
 
     assert [report] == supervisor.taken
     assert [answer] == supervisor.receive()
+
+
+def test_the_last_frame_comes_behind_what_was_not_sent_yet(supervisor: Supervisor) -> None:
+    """A report of the same moment would keep from the supervisor why a carrier cannot start, or what a worker lost."""
+    report = StatisticsReport({"c": 1})
+    supervisor.link.send(report)
+
+    supervisor.link.send_last(Ended(3), timeout=1.0)
+
+    assert [report, Ended(3)] == FrameReader(WORKER_FRAMES).feed(supervisor.socket.recv(1 << 20))
+
+
+def test_the_last_frame_comes_behind_the_rest_of_one_that_was_begun(supervisor: Supervisor) -> None:
+    """The supervisor would take the last frame for a part of the one before it."""
+    answer = Answer(1, "r" * 3_000_000, "")
+    supervisor.link.send(answer)
+    supervisor.broker.settle()
+    reader: FrameReader[FromWorker] = FrameReader(WORKER_FRAMES)
+    found: list[FromWorker] = []
+
+    def read() -> None:
+        while data := supervisor.socket.recv(1 << 20):
+            found.extend(reader.feed(data))
+
+    supervisor.socket.setblocking(True)
+    reading = Thread(target=read)
+    reading.start()
+    supervisor.link.send_last(Ended(3), timeout=10.0)
+    supervisor.theirs.close()
+    reading.join()
+
+    assert [answer, Ended(3)] == found
+
+
+def test_a_supervisor_that_does_not_read_holds_up_no_end(supervisor: Supervisor) -> None:
+    """A worker would end when its supervisor goes on, or be killed."""
+    supervisor.link.send(Answer(1, "r" * 3_000_000, ""))
+
+    supervisor.link.send_last(Ended(3), timeout=0.01)
+
+    assert supervisor.socket.recv(1 << 20)
 
 
 def test_the_end_of_the_link_is_told(supervisor: Supervisor) -> None:
