@@ -113,10 +113,13 @@ def jars() -> Path:
         raise KafkaError(str(error)) from None
 
 
-def free_port() -> int:
-    """A TCP port of loopback that nobody listens on."""
+def free_port(ports: tuple[int, int] = PORTS) -> int:
+    """A TCP port of loopback that nobody listens on, from the first of *ports* up to, but not including, the second.
+
+    Another process may take it before the caller does; that is rare, and the caller cannot listen on it then.
+    """
     while True:
-        port = random.randrange(*PORTS)
+        port = random.randrange(*ports)
         with socket.socket() as probe:
             try:
                 probe.bind((HOST, port))

@@ -4,7 +4,7 @@
 # package `broker` that they import: the same tests so prove the compiled form and the interpreted one. Mosquitto
 # stands in for it where a test, or a comparison of speed, should hold for another broker, too.
 import os
-import random
+import runpy
 import signal
 import socket
 import subprocess
@@ -18,7 +18,8 @@ import broker as broker_package
 from tests.system import node
 
 HOST: Final = "127.0.0.1"
-PORTS: Final = (10_000, 20_000)
+KAFKA: Final = runpy.run_path(str(Path(__file__).parents[2] / "deploy" / "kafka" / "server.py"))
+PORTS: Final = (10_000, 20_000)  # below those of Kafka, and those that the kernel takes for outgoing connections
 WORKERS: Final = int(os.environ.get("WEIR_SYSTEM_WORKERS", "1"))  # of each node that is started
 PATIENCE: Final = 30.0  # seconds for anything that should take milliseconds: a busy machine is no failure
 
@@ -30,19 +31,12 @@ def packages() -> Path:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on, below those from which the kernel takes the ports of outgoing connections.
+    """A TCP port that nobody listens on, and that no Kafka of a test takes.
 
-    Somebody may take it before we do; that is rare, and then loud. A Redis in cluster mode also takes the port 10 000
-    above it.
+    A Redis in cluster mode also takes the port 10 000 above it.
     """
-    while True:
-        port = random.randrange(*PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return port
+    port: int = KAFKA["free_port"](PORTS)
+    return port
 
 
 class BrokerProcess:
