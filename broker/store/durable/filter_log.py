@@ -15,7 +15,8 @@ from broker.store.durable.leases import SHARED_ERA
 from broker.store.durable.log_pack import PACK, PACK_BYTES, encode_log_pack
 from broker.store.durable.log_topics import partition_of
 from broker.store.durable.shared_topics import SharedTopic
-from broker.store.logs.port import Appender, LogLink
+from broker.store.logs.pack_appender import PackAppender
+from broker.store.logs.port import LogLink
 from broker.store.logs.topics import LogError
 
 Refused = Callable[[SharedTopic, int, LogError, float], None]
@@ -78,12 +79,12 @@ class SharedFilterLog(FilterLog):
         link.append(self.topic.name, partition, body, SharedAppended(self, completions), now)
 
 
-class SharedAppended(Appender):
+class SharedAppended(PackAppender):
     """A pack that is under way, and the publishers that wait for it."""
 
     def __init__(self, log: SharedFilterLog, completions: list[Completion]) -> None:
+        super().__init__(completions)
         self._log = log
-        self._completions = completions
 
     def stored(self, offset: int, now: float) -> None:
         self._settle(now)
@@ -91,11 +92,3 @@ class SharedAppended(Appender):
     def refused(self, error: LogError, now: float) -> None:
         self._log.refused(self._log.topic, len(self._completions), error, now)
         self._settle(now)
-
-    def late(self, now: float) -> None:
-        for completion in self._completions:
-            completion.needs_long(log=True)
-
-    def _settle(self, now: float) -> None:
-        for completion in self._completions:
-            completion.settle(now)

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Protocol
 from broker.delivery.completion import Completion
 from broker.store.durable.lease_scripts import LeaseKeys
 from broker.store.durable.log_feed import LogFeed
+from broker.store.logs.pack_appender import PackAppender
 from broker.store.logs.port import Appender, LogReading
 from broker.store.logs.records import Position
 from broker.store.logs.topics import LogError
@@ -55,12 +56,12 @@ class QueueLogs(Protocol):
         ...
 
 
-class Appended(Appender):
+class Appended(PackAppender):
     """A pack that is under way, and the publishes that wait for it."""
 
     def __init__(self, queue: "ApplicationQueue", completions: list[Completion]) -> None:
+        super().__init__(completions)
         self._queue = queue
-        self._completions = completions
 
     def stored(self, offset: int, now: float) -> None:
         self._queue.log_reaches(offset + 1)
@@ -71,11 +72,3 @@ class Appended(Appender):
         self._queue.refused(len(self._completions), error, now)
         self._settle(now)
         self._queue.appended(now)
-
-    def late(self, now: float) -> None:
-        for completion in self._completions:
-            completion.needs_long(log=True)
-
-    def _settle(self, now: float) -> None:
-        for completion in self._completions:
-            completion.settle(now)

@@ -24,7 +24,8 @@ from broker.reasons import DropReason
 from broker.session.message import Message
 from broker.session.run import Run
 from broker.store.inbound.pack import PackBuilder
-from broker.store.logs.port import Appender, LogLink
+from broker.store.logs.pack_appender import PackAppender
+from broker.store.logs.port import LogLink
 from broker.store.logs.topics import LogError, TopicProperties
 
 LARGE: Final = 64 * 1024  # bytes of a publish that has a pack of its own
@@ -53,13 +54,13 @@ class Partition:
         self.end = UNKNOWN  # the offset behind the last record that this worker knows of
 
 
-class AppendedPack(Appender):
+class AppendedPack(PackAppender):
     """A pack that is under way, and the publishes that wait for it. *count*: with those of QoS 0."""
 
     def __init__(self, log: "InboundLog", partition: Partition, completions: list[Completion], count: int) -> None:
+        super().__init__(completions)
         self._log = log
         self._partition = partition
-        self._completions = completions
         self._count = count
         self._late = False
 
@@ -70,8 +71,7 @@ class AppendedPack(Appender):
         self._recovered()
         self._log.appended += self._count
         self._log.unstored -= 1
-        for completion in self._completions:
-            completion.settle(now)
+        self._settle(now)
 
     def refused(self, error: LogError, now: float) -> None:
         self._recovered()
@@ -81,8 +81,7 @@ class AppendedPack(Appender):
     def late(self, now: float) -> None:
         self._late = True
         self._partition.late += 1
-        for completion in self._completions:
-            completion.needs_long(log=True)
+        super().late(now)
 
     def _recovered(self) -> None:
         if self._late:
