@@ -13,6 +13,9 @@
 #   X  to N       LET_GO, on the data lane
 #   N             answers the claim when every X but O has confirmed the interest, and with it TOOK
 #
+# A stand-in is a session without a client that is in the routes in place of another one: the workers see that somebody
+# subscribes, and what it is offered is not stored but has to come again.
+#
 # The stand-in is there as O ends its own session as soon as it knows, and as whoever follows O, if that has died, does
 # not find it: all workers would be told that nobody there subscribes any more, perhaps before N has told that it does,
 # and would acknowledge publishes that reach nobody.

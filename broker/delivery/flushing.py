@@ -5,10 +5,10 @@
 # meanwhile. So a connection has a strategy:
 #
 # - AT_ONCE: at the end of the tick.
-# - ADAPTIVE: at the end of the tick while the worker is calm; the busier it is, the longer the connection is held, up
-#   to the longest hold. Only a connection whose messages come a GAP or less apart is held, and not once it has ENOUGH.
-#   A connection that was held is held again if enough messages joined; else not for the next DOUBTS sends, as in a
-#   closed loop, where the reader answers before more is written. For less frequent messages a hold saves next to
+# - ADAPTIVE: at the end of the tick while the worker is calm (see CALM); the busier it is, the longer the connection is
+#   held, up to the longest hold. Only a connection whose messages come a GAP or less apart is held, and not once it has
+#   ENOUGH. A connection that was held is held again if enough messages joined; else not for the next DOUBTS sends, as
+#   in a closed loop, where the reader answers before more is written. For less frequent messages a hold saves next to
 #   nothing.
 # - BUFFERED: after a number of messages, or a time after the first of them.
 #

@@ -1,7 +1,7 @@
 # Protection: the decisions about the publishes of clients, and the clients that they are made for.
 #
-# Each PUBLISH that could be put off is put to `admit` (admit.py). While the worker is calm and no quota concerns the
-# client, no publish is judged, and a publish costs one addition.
+# Each PUBLISH that could be put off is put to `admit` (admit.py). While the worker is calm (its gates are, see gate.py)
+# and no quota concerns the client, no publish is judged, and a publish costs one addition.
 import math
 from collections.abc import Callable
 from typing import Final

@@ -15,7 +15,9 @@ from broker.store.durable.application_queue import ApplicationQueue
 APPLICATION: Final = "application"
 DEVICE: Final = "device"
 NON_PERSISTENT: Final = "non_persistent"
-PARTING: Final = "parting"  # APPLICATION, and DEVICE once it has been sent all of its log
+PARTING: Final = (
+    "parting"  # a DEVICE by its last CONNECT, and served as APPLICATION until it has been sent all of its log
+)
 LOGGED: Final = 1000  # client ids that are remembered, so that each is logged once
 
 

@@ -140,7 +140,8 @@ class DurableSessions:
     def stand_in_for(
         self, client_id: str, former: WorkerId, forced: ForcedFilter, then: Callable[[Session | None], None]
     ) -> None:
-        """Have the session of *client_id* in the routes here before `take()`; then call *then* with what is there.
+        """Have a stand-in (cluster/forced_takeovers.py) of the session of *client_id* in the routes here before
+        `take()`; then call *then* with it.
 
         Otherwise there would be times at which no worker is known to have it: *former*, which has it, may learn that it
         was taken, or be followed by a worker that does not have it, before this worker is heard of. What the stand-in

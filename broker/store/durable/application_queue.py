@@ -98,7 +98,7 @@ class ApplicationQueue(TimedQueue):
         self._late_source = -1  # that appended what was passed on last, if that was late; -1: it was not
         self.leases: Final = HeldLeases()
         self._former: DurableQueue | None = None  # see `follow()`
-        self.parting = False  # the log is to be left: its client is a DEVICE
+        self.parting = False  # its client is a DEVICE now, and the log is left once all of it was passed on
         self.parted = False  # the log was left: this is a queue as others are
         self._asked_for_end = self._end_found = False  # `log_end()` is that of the log, as it is to be left
         self._closed_at = OPEN  # when appending ended, for the last packs to be read
