@@ -165,9 +165,11 @@ def _take_name(config: Config, folder: NodeFolder, redis: NodeRedis, held: ExitS
 
 
 def _pause(seconds: float) -> None:
-    """Wait for *seconds*, or for a signal that ends the node, which is blocked yet. StartError."""
-    if signal.sigtimedwait(SIGNALS, seconds) is not None:
-        raise StartError("The start was ended while the node waited for its name.")
+    """Wait for *seconds*. StartError: one of SIGNALS came, which are blocked yet; so SIGHUP ends the node, too."""
+    came = signal.sigtimedwait(SIGNALS, seconds)
+    if came is not None:
+        name = signal.Signals(came.si_signo).name
+        raise StartError(f"{name} ended the start while the node waited for its name.")
 
 
 def _release(lease: NodeLease) -> None:
