@@ -52,12 +52,16 @@ class KafkaMirror:
         self._failing_since = inf
         self._calm_at = -inf  # a success before this time does not say that all is well
         self._logged = False
+        self._drops_logged = False  # once: the counter tells of further ones
 
     def done(self, group: str, partition: Partition, offset: int) -> None:
         waiting = self._waiting.get(group)
         if waiting is None or partition not in waiting:
             if self._size >= MOST:
                 self.failed += 1
+                if not self._drops_logged:
+                    self._drops_logged = True
+                    self._lines.warning("group_offsets_dropped", most=MOST)
                 return
             waiting = self._waiting.setdefault(group, {})
             self._size += 1

@@ -188,9 +188,11 @@ def test_while_kafka_is_away_the_newest_offsets_wait(own_kafka: Any, monkeypatch
 def test_what_waits_is_bounded(make_stage: Callable[[str], KafkaStage], monkeypatch: pytest.MonkeyPatch) -> None:
     """The carrier would keep an offset of each partition that ever was, while Kafka is away."""
     monkeypatch.setattr(kafka_mirror, "MOST", 2)
-    mirror = Mirror(make_stage(f"{HOST}:{free_port()}")).mirror
-    for number, offset in ((0, 1), (1, 1), (2, 1), (0, 2)):
+    scene = Mirror(make_stage(f"{HOST}:{free_port()}"))
+    mirror = scene.mirror
+    for number, offset in ((0, 1), (1, 1), (2, 1), (0, 2), (3, 1)):
         mirror.done(f"g{number}", Partition("t", number), offset)
 
     assert {"g0": {Partition("t", 0): 2}, "g1": {Partition("t", 1): 1}} == mirror._waiting
-    assert (2, 1) == (mirror._size, mirror.failed)
+    assert (2, 2) == (mirror._size, mirror.failed)
+    assert ["group_offsets_dropped"] == scene.lines.events
