@@ -140,8 +140,8 @@ def _takeovers(weir: BrokerProcess, kind: Kind, sessions: int, messages: int) ->
     """Milliseconds of each takeover, and of a new session before each."""
     workers = _workers(weir)
     in_flight = min(kind.receive_maximum, messages)
-    clients = [_subscriber(weir, f"taken-{each}", workers[0], in_flight) for each in range(sessions)]
-    _publish(weir, messages)
+    clients = [subscriber(weir, f"taken-{each}", in_flight, workers[0]) for each in range(sessions)]
+    publish(weir, messages)
     for client in clients:
         client.read(in_flight)
     taken: list[float] = []
@@ -179,8 +179,8 @@ def _workers(weir: BrokerProcess) -> list[int]:
     return pids
 
 
-def _subscriber(weir: BrokerProcess, client_id: str, worker: int, receive_maximum: int) -> Comer:
-    """A client that has subscribed, and is at *worker*."""
+def subscriber(weir: BrokerProcess, client_id: str, receive_maximum: int, worker: int = 0) -> Comer:
+    """A client that has subscribed to TOPIC, and is at *worker*; 0: at any."""
     first = RawClient(weir.port, V5)
     first.connect(client_id, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 3600})
     first.subscribe(TOPIC, qos=1)
@@ -191,7 +191,8 @@ def _subscriber(weir: BrokerProcess, client_id: str, worker: int, receive_maximu
     return comer
 
 
-def _publish(weir: BrokerProcess, count: int) -> None:
+def publish(weir: BrokerProcess, count: int) -> None:
+    """Publish *count* messages to TOPIC, each acknowledged."""
     publisher = RawClient(weir.port, V5)
     publisher.connect("publisher")
     for begun in range(0, count, BATCH):
@@ -207,8 +208,8 @@ def _publish(weir: BrokerProcess, count: int) -> None:
 def _killed(weir: BrokerProcess, victim: int, messages: int) -> float:
     """Seconds from the death of the worker *victim*, 0 or 1, until its client is served."""
     client_id, worker = f"killed-{victim}", _workers(weir)[victim]
-    client = _subscriber(weir, client_id, worker, messages)
-    _publish(weir, messages)
+    client = subscriber(weir, client_id, messages, worker)
+    publish(weir, messages)
     client.read(messages)
     os.kill(worker, signal.SIGKILL)
     began = time.monotonic()
