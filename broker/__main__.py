@@ -30,6 +30,7 @@ from broker.control.frames import (
     LoopStarted,
     NewCarrier,
     NewPeer,
+    OtherNodes,
     OtherWorkers,
     Override,
     PublishWills,
@@ -119,6 +120,7 @@ class Process:
         ]
         for peer in assignment.peers:
             self._join(peer.worker, peer.data, peer.control)
+        self._set_nodes(assignment.nodes)
         worker.protocol.overrides.change(assignment.overrides)
         worker.client_overrides.change(assignment.limits, [])
         worker.protocol.bans.change(assignment.bans, [])
@@ -128,6 +130,11 @@ class Process:
         """Connect with the worker *peer*, by the *descriptors* of the data lane and of the control lane."""
         data, control = (_lane(descriptor) for descriptor in descriptors)
         self.worker.cluster.mesh.join(peer, data, control)
+
+    def _set_nodes(self, others: OtherNodes) -> None:
+        distant = self.worker.cluster.distant
+        if distant is not None:
+            distant.set(others.workers, others.missing + sum(dead.owners for dead in others.dead))
 
     def _came(self) -> None:
         """All peers have sent what they know, or all stored sessions of this shard are here. After both: accept
@@ -193,6 +200,8 @@ class Process:
                 worker.links.connect_carrier(data, control)
             case OtherWorkers():
                 worker.metrics.set_others(frame.report)
+            case OtherNodes():
+                self._set_nodes(frame)
             case PublishWills():
                 self._orphaned_wills.publish_wills_of(frame.incarnation, worker.base.clock(), frame.done)
             case RedisMoved():

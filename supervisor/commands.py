@@ -135,14 +135,15 @@ class Commands:
 
     async def _nodes(self, arguments: Arguments) -> object:
         """The nodes that share the Redis of this one; None: nobody can. *left*: seconds of a lease; 0: it is over."""
-        lease = self._node.lease
-        if lease is None:
+        membership = self._node.membership
+        if membership is None:
             return {"redis": None, "nodes": []}
+        lease = membership.lease
         try:
             found = await trio.to_thread.run_sync(lease.nodes, abandon_on_cancel=True)
         except RedisError as error:
             raise Refused(f"{lease.shown} cannot tell which nodes there are: {error}") from None
-        return {"redis": lease.shown, "nodes": [_sharing(node) for node in found]}
+        return {"redis": lease.shown, "nodes": [_sharing(node, membership.why_apart(node)) for node in found]}
 
     async def _stop(self, arguments: Arguments) -> object:
         self._node.stop("weir stop")
@@ -347,9 +348,21 @@ async def _ask_into(answer: dict[str, Any], process: WorkerProcess, what: str) -
         answer["error"] = str(error)
 
 
-def _sharing(node: SharingNode) -> dict[str, Any]:
-    said = {key: node.about.get(key) for key in ("host", "version", "folder", "workers", "began")}
-    return {"node": node.name, "incarnation": node.incarnation, "left": round(max(0.0, node.left), 1), **said}
+def _sharing(node: SharingNode, why_apart: str) -> dict[str, Any]:
+    """*why_apart*: of `Membership.why_apart()`."""
+    said = {key: node.about.get(key) for key in ("host", "version", "folder", "workers", "began", "lanes")}
+    dead = "it has ended" if node.ended() else "its lease has run out"
+    apart = why_apart if node.runs_for() > 0 else dead
+    return {
+        "node": node.name,
+        "incarnation": node.incarnation,
+        "left": round(max(0.0, node.left), 1),
+        **said,
+        "running_workers": [worker.shard for worker in node.workers() if worker is not None],
+        "joined": not apart,
+        "why_apart": apart,
+        "stored_at_workers": node.owners,
+    }
 
 
 def _worker(shard: Shard) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import structlog
 import trio
 
 from broker.config.schema import Config, ConfigError, needs_carrier
-from broker.control.frames import ChangeBans, ChangeLimits, RedisMoved, ReopenLog
+from broker.control.frames import ChangeBans, ChangeLimits, OtherNodes, RedisMoved, ReopenLog
 from broker.metrics.report import Report
 from broker.version import VERSION, form
 from supervisor.bans import NodeBans
@@ -21,7 +21,8 @@ from supervisor.child import Child, keep_in_order
 from supervisor.folder import NodeFolder
 from supervisor.limits import ClientLimits
 from supervisor.logfile import LogFile
-from supervisor.node_lease import NodeLease
+from supervisor.membership import Membership
+from supervisor.node_lease import NodeLease, NodeList
 from supervisor.node_redis import NodeRedis
 from supervisor.worker_process import WorkerProcess
 from supervisor.workers import Listener, Shard, Workers
@@ -42,11 +43,11 @@ class Node:
         redis: NodeRedis,
         on_ready: Callable[[], None],
         reread: Callable[[], Config] | None = None,
-        lease: NodeLease | None = None,
+        taken: tuple[NodeLease, NodeList] | None = None,
     ) -> None:
         """*listeners* of each shard. *check* returns what is wrong with the files that a reload reads, or "".
 
-        *lease*: of the name of the node; None: nobody shares its Redis.
+        *taken*: the lease of the name of the node, and what it found; None: nobody shares its Redis.
         *reread* returns the configuration as its sources have it now (ConfigError), None: it stays as it is.
         *on_ready* is called once, when all workers are ready for the first time.
         """
@@ -58,8 +59,18 @@ class Node:
         overrides = config.clients.overrides
         self.limits = ClientLimits(folder.path / "limits", self.log, self._send_limits, configured=overrides)
         self.bans = NodeBans(folder.path / "bans", self.log, self._send_bans)
+        self.membership = None if taken is None else Membership(*taken, self._send_nodes, self.log)
         self.workers = Workers(
-            config, folder, listeners, log_file, redis, self.limits, self.bans, self._all_ready, self._loop_started
+            config,
+            folder,
+            listeners,
+            log_file,
+            redis,
+            self.limits,
+            self.bans,
+            self._all_ready,
+            self._loop_started,
+            self.membership,
         )
         self.carrier: Carrier | None = None
         if needs_carrier(config):
@@ -69,7 +80,6 @@ class Node:
         self._check = check
         self._reread = reread
         self.redis = redis
-        self.lease = lease
         self._on_ready = on_ready
         self._log_file = log_file
         self._code = 0
@@ -94,8 +104,8 @@ class Node:
                 beside.start_soon(self.limits.watch)
                 beside.start_soon(self.bans.watch)
                 beside.start_soon(self.redis.watch, self._redis_moved)
-                if self.lease is not None:
-                    beside.start_soon(self.lease.keep, partial(self.end, GAVE_UP))
+                if self.membership is not None:
+                    beside.start_soon(self.membership.keep, partial(self.end, GAVE_UP))
                 for service in services:
                     beside.start_soon(service)
                 await keep_in_order(self._stages, self._stopping, self._failed)
@@ -186,6 +196,11 @@ class Node:
         self.workers.send_all(moved)
         if self.carrier is not None:
             self.carrier.send(moved)
+        if self.membership is not None:
+            self.membership.moved()
+
+    def _send_nodes(self, others: OtherNodes) -> None:
+        self.workers.send_all(others)
 
     def _send_limits(self, change: ChangeLimits) -> None:
         self.workers.send_all(change)

@@ -11,58 +11,101 @@
 #
 # Time is that of Redis, as the clocks of nodes may differ. Everything is in one hash, as nodes are few, and one script
 # then sees all of them. In it, a name has "INCARNATION UNTIL DESCRIPTION": milliseconds of Unix time, and JSON.
+#
+# The workers of a node join those of all others (membership.py). So a node also says the incarnations of its workers,
+# and what changes the list is told on a channel by the script that changes it.
+#
+# While Redis is away nobody renews, and every lease runs out. So nobody is taken for dead by that alone: the script
+# keeps since when leases have been renewed without a gap, and a node that has not renewed since then is *spared* for
+# LEASE from then on. A node that has ended leaves its name at once; if it has left durable sessions, it stays in the
+# hash with a lease that is over, so that other nodes know where to look for them.
 import json
+import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
 import redis
-import trio
 
+from broker.cluster.lane_format import understood
 from broker.log import Log
+from broker.store.redis.keys import Keys
+from broker.worker_id import WorkerId
 
 LEASE: Final = 10.0  # seconds
 RENEW: Final = 3.0  # seconds between two renewals
 WAIT: Final = LEASE + 2.0  # seconds for the lease of a node that was killed elsewhere to run out
+GAP: Final = 2 * RENEW  # seconds without a renewal by any node, after which Redis is taken to have been away
 RETRY: Final = 0.5
 FORGOTTEN: Final = 86_400.0  # seconds until a node that has not ended as it should is not listed any more
 CLOCK: Final = 5.0  # seconds that clocks may differ: expiry and retained messages go by them
+MOST_WORKERS: Final = 256  # of a node (node.workers)
+INCARNATION: Final = re.compile("[0-7][0-9a-f]{15}")  # of a worker: 63 bits
 FILE: Final = "incarnation"  # the last one that had the name, in the folder of the node
 
-# Returns {whether the name is ours, time, names and values...}. ARGV: name, incarnation, description, milliseconds of
-# the lease and until nodes are forgotten, and a former incarnation that has ended.
+# Returns {how the name is ours, time, since when leases are renewed without a gap}, and for each node its name, its
+# value and, if its lease has run out, how many of its workers own durable sessions. How: 0, not at all; 1, as it was;
+# 2, there was no such name. KEYS: the hash, and the times of renewals. ARGV: name, incarnation, description,
+# milliseconds of the lease, until nodes are forgotten, and of a gap; a former incarnation that has ended; the channel;
+# how the keys of owners begin.
 TAKE: Final = """
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local name, me, description, lease, forgotten, former = unpack(ARGV)
+local name, me, description, lease, forgotten, gap, former, channel, owners = unpack(ARGV)
+local since, last = string.match(redis.call('GET', KEYS[2]) or '', '^(%d+) (%d+)$')
+if not since or now - tonumber(last) > tonumber(gap) or tonumber(last) > now then
+  since = string.format('%d', now)
+end
+redis.call('SET', KEYS[2], since .. ' ' .. string.format('%d', now))
 local held = redis.call('HGET', KEYS[1], name)
-local holder, till
+local holder, till, said
 if held then
-  holder, till = string.match(held, '^(%S+) (%d+) ')
+  holder, till, said = string.match(held, '^(%S+) (%d+) (.*)$')
 end
 local mine = 0
 if not holder or holder == me or holder == former or tonumber(till) <= now then
-  mine = 1
+  mine = held and 1 or 2
   redis.call('HSET', KEYS[1], name, me .. ' ' .. string.format('%d', now + lease) .. ' ' .. description)
-end
-local found = redis.call('HGETALL', KEYS[1])
-for at = 1, #found, 2 do
-  local _, until_ = string.match(found[at + 1], '^(%S+) (%d+) ')
-  if not until_ or tonumber(until_) + tonumber(forgotten) < now then
-    redis.call('HDEL', KEYS[1], found[at])
+  if holder ~= me or said ~= description or tonumber(till) <= now then
+    redis.call('PUBLISH', channel, me)
   end
 end
-return { mine, tostring(now), unpack(found) }
+local found = redis.call('HGETALL', KEYS[1])
+local answer = { mine, string.format('%d', now), since }
+for at = 1, #found, 2 do
+  local _, until_ = string.match(found[at + 1], '^(%S+) (%d+) ')
+  local owning = 0
+  if not until_ then
+    redis.call('HDEL', KEYS[1], found[at])
+  elseif tonumber(until_) <= now then
+    owning = redis.call('HLEN', owners .. found[at])
+    if owning == 0 and tonumber(until_) + tonumber(forgotten) < now then
+      redis.call('HDEL', KEYS[1], found[at])
+    end
+  end
+  answer[#answer + 1] = found[at]
+  answer[#answer + 1] = found[at + 1]
+  answer[#answer + 1] = owning
+end
+return answer
 """
 
-# Makes the name free if it is ours. ARGV: name, incarnation.
+# Makes the name free if it is ours. ARGV: name, incarnation, description, the channel, how the keys of owners begin.
 RELEASE: Final = """
-local held = redis.call('HGET', KEYS[1], ARGV[1])
-if held and string.match(held, '^(%S+) ') == ARGV[2] then
-  redis.call('HDEL', KEYS[1], ARGV[1])
+local name, me, description, channel, owners = unpack(ARGV)
+local held = redis.call('HGET', KEYS[1], name)
+if held and string.match(held, '^(%S+) ') == me then
+  if redis.call('HLEN', owners .. name) > 0 then
+    local clock = redis.call('TIME')
+    local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+    redis.call('HSET', KEYS[1], name, me .. ' ' .. string.format('%d', now) .. ' ' .. description)
+  else
+    redis.call('HDEL', KEYS[1], name)
+  end
+  redis.call('PUBLISH', channel, me)
 end
 """
 
@@ -80,10 +123,27 @@ class SharingNode:
     name: str
     incarnation: str
     left: float  # seconds of its lease; 0.0 or less: it has run out
+    spared: float  # seconds that it has to renew its lease nevertheless, as Redis may have been away
+    owners: int  # if its lease has run out: how many of its workers own durable sessions
     about: Mapping[str, Any]  # what it says of itself
 
     def host(self) -> str:
         return str(self.about.get("host", "?"))
+
+    def ended(self) -> bool:
+        """Whether it has ended, and left durable sessions."""
+        return self.about.get("ended") is True
+
+    def runs_for(self) -> float:
+        """Seconds for which the node counts as one that runs, if it does not renew its lease; 0.0: it is dead."""
+        return 0.0 if self.ended() else max(0.0, self.left, self.spared)
+
+    def workers(self) -> list[WorkerId | None]:
+        """Its workers by shard; None: a shard has none now. []: it says nothing of them, as older versions of Weir."""
+        said = self.about.get("incarnations")
+        if not isinstance(said, list):
+            return []
+        return [_worker(self.name, shard, one) for shard, one in enumerate(said[:MOST_WORKERS])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,96 +156,110 @@ class Identity:
     folder: str
     workers: int
     agreed: Mapping[str, str]  # settings that have to be those of all nodes; secrets as digests
+    compared: Mapping[str, str]  # settings that should be
+    lanes: int  # the version of its lanes to workers of other nodes (broker/cluster/lane_format.py); 0: it opens none
 
-    def text(self, began: float) -> str:
+    def text(self, began: float, incarnations: Sequence[str | None], ended: bool = False) -> str:
+        """*incarnations*: of its workers, by shard, in hexadecimal."""
         known = {"host": self.host, "version": self.version, "folder": self.folder, "workers": self.workers}
-        return json.dumps({**known, "began": began, "agreed": dict(self.agreed)}, separators=(",", ":"), sort_keys=True)
+        settings = {"agreed": dict(self.agreed), "compared": dict(self.compared)}
+        now = {"lanes": self.lanes, "incarnations": incarnations, **({"ended": True} if ended else {})}
+        return json.dumps({**known, "began": began, **settings, **now}, separators=(",", ":"), sort_keys=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeList:
+    """The nodes that share a Redis, at one moment."""
+
+    mine: bool  # the name of this node is its own
+    was_missing: bool  # it was not in the list before: at the start, or as Redis has lost its data
+    nodes: Mapping[str, SharingNode]  # by name; this one, too
 
 
 class NodeLease:
-    def __init__(self, server: Server, key: bytes, shown: str, identity: Identity, folder: Path, log: Log) -> None:
-        """*server* opens a client of Redis. *key*: the hash. *shown*: the server, for people."""
+    def __init__(
+        self, server: Server, keys: Keys, channel: bytes, shown: str, identity: Identity, folder: Path, log: Log
+    ) -> None:
+        """*server* opens a client of Redis. *channel*: of notices to other nodes. *shown*: the server, for people."""
         self.incarnation: Final = secrets.token_hex(8)
-        self._server = server
-        self._key = key
+        self.server: Final = server
+        self.channel: Final = channel
+        self._keys = keys
         self.shown: Final = shown
-        self._identity = identity
-        self._text = identity.text(round(time.time(), 3))
+        self.identity: Final = identity
+        self._began = round(time.time(), 3)
+        self._incarnations: list[str | None] = [None] * identity.workers
         self._file = folder / FILE
         self._log = log
         self._clock_told = False
 
-    def take(self, pause: Callable[[float], None]) -> None:
+    def say(self, incarnations: Sequence[str | None]) -> None:
+        """From the next renewal on say that the workers have these *incarnations*, by shard."""
+        self._incarnations = list(incarnations)
+
+    def take(self, pause: Callable[[float], None]) -> NodeList:
         """Become the node of this name, or wait for the lease of a former one to run out: WAIT at most.
 
-        *pause* waits some seconds. NodeRefused: another node has the name, or the settings of others differ. OSError:
-        the folder cannot be written to. redis.RedisError.
+        *pause* waits some seconds. NodeRefused: another node has the name, or others have other settings or a version
+        that does not work with this one. OSError: the folder cannot be written to. redis.RedisError.
         """
         former = self._former()
         deadline = time.monotonic() + WAIT
         told = False
         while True:
-            mine, nodes = self._ask(former)
-            holder = nodes[self._identity.name]
-            if not mine and time.monotonic() >= deadline:
+            found = self._ask(former)
+            holder = found.nodes[self.identity.name]
+            if not found.mine and time.monotonic() >= deadline:
                 raise NodeRefused(self._name_in_use(holder))
-            if mine:
+            if found.mine:
                 break
             if not told:
                 told = True
                 self._log.warning("node_name_waits", host=holder.host(), seconds=round(holder.left, 1))
             pause(RETRY)
         try:
-            self._agree(list(nodes.values()))
+            running = [one for one in found.nodes.values() if one.name != self.identity.name and one.left > 0]
+            self._agree(running)
             self._file.write_text(f"{self.incarnation}\n")
         except BaseException:
             self.release()
             raise
+        self._compare(running)
+        return found
 
-    def renew(self) -> bool:
-        """Renew the lease, or take it again if it has run out; false: another node has the name. redis.RedisError."""
-        return self._ask("")[0]
-
-    async def keep(self, lost: Callable[[str], None]) -> None:
-        """Renew the lease for ever. If another node has the name, *lost* is called with a sentence."""
-        while True:
-            await trio.sleep(RENEW)
-            try:
-                mine = await trio.to_thread.run_sync(self.renew, abandon_on_cancel=True)
-            except redis.RedisError:  # the workers log that Redis cannot be used
-                continue
-            if not mine:
-                self._log.error("node_name_lost", server=self.shown)
-                lost(
-                    f"Another node of the name {self._identity.name} has started with {self.shown}, as this one had "
-                    f"not renewed its lease for {LEASE:g} s, or as its folder was copied: give each node its own name."
-                )
-                return
+    def renew(self) -> NodeList:
+        """Renew the lease, or take it again if it has run out, unless another node has the name. redis.RedisError."""
+        return self._ask("")
 
     def release(self) -> None:
-        """Make the name free for a node elsewhere. redis.RedisError."""
-        with self._server() as server:
-            server.eval(RELEASE, 1, self._key, self._identity.name, self.incarnation)
+        """Make the name free for a node elsewhere, and tell the other nodes. redis.RedisError."""
+        text = self.identity.text(self._began, self._incarnations, ended=True)
+        owners = self._keys.durable_owners_of_nodes()
+        with self.server() as server:
+            server.eval(RELEASE, 1, self._keys.nodes, self.identity.name, self.incarnation, text, self.channel, owners)
 
     def nodes(self) -> list[SharingNode]:
         """The nodes that share the server, by name, with those whose leases have run out. redis.RedisError."""
-        return sorted(self._ask("")[1].values(), key=lambda node: node.name)
+        return sorted(self._ask("").nodes.values(), key=lambda node: node.name)
 
-    def _ask(self, former: str) -> tuple[bool, dict[str, SharingNode]]:
-        """Take or renew the lease; whether it is ours now, and all nodes by name."""
+    def _ask(self, former: str) -> NodeList:
+        """Take or renew the lease, and read the list."""
+        text = self.identity.text(self._began, self._incarnations)
+        times = [int(1000 * seconds) for seconds in (LEASE, FORGOTTEN, GAP)]
+        more = [former, self.channel, self._keys.durable_owners_of_nodes()]
+        arguments = [self.identity.name, self.incarnation, text, *times, *more]
         before = time.time()
-        with self._server() as server:
-            arguments = [self._identity.name, self.incarnation, self._text, int(1000 * LEASE), int(1000 * FORGOTTEN)]
-            answer = cast("list[Any]", server.eval(TAKE, 1, self._key, *arguments, former))
+        with self.server() as server:
+            answer = cast("list[Any]", server.eval(TAKE, 2, self._keys.nodes, self._keys.renewals, *arguments))
         after = time.time()
-        now = int(answer[1]) / 1000
+        now, since = int(answer[1]) / 1000, int(answer[2]) / 1000
         self._compare_clocks(now, before, after)
         found: dict[str, SharingNode] = {}
-        for name, value in zip(answer[2::2], answer[3::2], strict=True):
-            node = _read(name.decode(errors="replace"), value, now)
+        for name, value, owners in zip(answer[3::3], answer[4::3], answer[5::3], strict=True):
+            node = _read(name.decode(errors="replace"), value, now, since, int(owners))
             if node is not None:
                 found[node.name] = node
-        return bool(answer[0]), found
+        return NodeList(mine=bool(answer[0]), was_missing=answer[0] == 2, nodes=found)
 
     def _former(self) -> str:
         """The incarnation that had the name last in this folder, whose lock this process has."""
@@ -194,16 +268,29 @@ class NodeLease:
         except FileNotFoundError:
             return ""
 
-    def _agree(self, nodes: list[SharingNode]) -> None:
-        """NodeRefused: one of *nodes* that runs has other settings where all have to have the same."""
-        for node in nodes:
-            theirs = node.about.get("agreed")
-            if node.name == self._identity.name or node.left <= 0 or not isinstance(theirs, dict):
-                continue
-            for setting, mine in self._identity.agreed.items():
-                other = theirs.get(setting, mine)  # a version of Weir that has no such setting
-                if other != mine:
-                    raise NodeRefused(_differs(setting, mine, str(other), node, self.shown))
+    def _agree(self, running: Sequence[SharingNode]) -> None:
+        """NodeRefused: one of the nodes *running* has other settings where all have to have the same, or other lanes.
+
+        What a node does not say is no difference: its version of Weir has no such setting, or no lanes.
+        """
+        for node in running:
+            for setting, mine, other in _differences(self.identity.agreed, node.about.get("agreed")):
+                raise NodeRefused(_differs(setting, mine, other, node, self.shown))
+            lanes = node.about.get("lanes")
+            if self.identity.lanes and type(lanes) is int and lanes > 0 and not understood(lanes):
+                raise NodeRefused(
+                    f"Weir {self.identity.version} has version {self.identity.lanes} of the lanes between nodes, and "
+                    f"the node {node.name} on {node.host()}, which uses {self.shown}, too, has version {lanes} (Weir "
+                    f"{node.about.get('version', '?')}): only neighbouring versions work together, so upgrade the "
+                    "nodes through the versions between."
+                )
+
+    def _compare(self, running: Sequence[SharingNode]) -> None:
+        """Log which limits differ: those of the node where a client is at the time are in force for it."""
+        for node in running:
+            for setting, mine, other in _differences(self.identity.compared, node.about.get("compared")):
+                facts = {"setting": setting, "here": mine, "there": other, "other_node": node.name}
+                self._log.warning("node_settings_differ", **facts)
 
     def _compare_clocks(self, now: float, before: float, after: float) -> None:
         """Warn once if the clock of Redis, which was *now* between *before* and *after* of ours, is another one."""
@@ -214,7 +301,7 @@ class NodeLease:
 
     def _name_in_use(self, holder: SharingNode) -> str:
         return (
-            f"A node of the name {self._identity.name} runs on {holder.host()} and uses {self.shown}, too: "
+            f"A node of the name {self.identity.name} runs on {holder.host()} and uses {self.shown}, too: "
             "give this one another name with --name, or another redis.prefix if it is none of that cluster."
         )
 
@@ -229,8 +316,17 @@ def _differs(setting: str, mine: str, other: str, node: SharingNode, shown: str)
     )
 
 
-def _read(name: str, value: bytes, now: float) -> SharingNode | None:
-    """None: it is no node."""
+def _differences(ours: Mapping[str, str], theirs: object) -> Iterator[tuple[str, str, str]]:
+    """The settings that differ, with both values."""
+    if isinstance(theirs, dict):
+        for setting, mine in ours.items():
+            other = str(theirs.get(setting, mine))
+            if other != mine:
+                yield setting, mine, other
+
+
+def _read(name: str, value: bytes, now: float, since: float, owners: int) -> SharingNode | None:
+    """None: it is no node. *since*: see `TAKE`."""
     parts = value.split(b" ", 2)
     try:
         about = json.loads(parts[2])
@@ -240,4 +336,12 @@ def _read(name: str, value: bytes, now: float) -> SharingNode | None:
         return None
     if not isinstance(about, dict):
         return None
-    return SharingNode(name=name, incarnation=incarnation, left=left, about=about)
+    spared = since + LEASE - now
+    return SharingNode(name=name, incarnation=incarnation, left=left, spared=spared, owners=owners, about=about)
+
+
+def _worker(node: str, shard: int, incarnation: object) -> WorkerId | None:
+    """None: *incarnation* is none of a worker."""
+    if not isinstance(incarnation, str) or not INCARNATION.fullmatch(incarnation):
+        return None
+    return WorkerId(node, shard, int(incarnation, 16))

@@ -13,6 +13,7 @@ import trio
 from redis import RedisError
 
 from broker.auth.files import AccessFileError, AccessFiles
+from broker.cluster.lane_format import LANE_FORMAT
 from broker.config.schema import Config, exposed
 from broker.control.machine import raise_descriptor_limit
 from broker.insight.logs import configure
@@ -21,12 +22,13 @@ from broker.net.transports.certificates import CertificateError, make_context
 from broker.store.redis.keys import Keys
 from broker.version import VERSION
 from supervisor.audit import Audit
+from supervisor.cluster_settings import agreed, compared
 from supervisor.commands import TESTED, Commands
 from supervisor.control import bind_control, serve_control
 from supervisor.folder import FolderError, NodeFolder
 from supervisor.logfile import LogFile
 from supervisor.node import CANNOT_START, SIGNALS, Node
-from supervisor.node_lease import Identity, NodeLease, NodeRefused
+from supervisor.node_lease import Identity, NodeLease, NodeList, NodeRefused
 from supervisor.node_redis import NodeRedis
 from supervisor.redis_address import explained
 from supervisor.redis_server import RedisUnusable
@@ -115,7 +117,7 @@ def _prepare(
     configure(config.log.level, config.log.format, about={"node": config.node.name})
     try:
         redis = NodeRedis(config, folder, structlog.get_logger())
-        lease = _take_name(config, folder, redis, held)
+        taken = _take_name(config, folder, redis, held)
     except (RedisUnusable, NodeRefused) as error:
         raise StartError(str(error)) from None
     _log_listeners(config, listeners, admin)
@@ -125,7 +127,7 @@ def _prepare(
     audit = Audit(
         folder.log.with_name("audit"), f"control socket of {config.node.name}", structlog.get_logger(), time.time
     )
-    node = Node(config, folder, listeners, log_file, check, redis, on_ready, reread, lease)
+    node = Node(config, folder, listeners, log_file, check, redis, on_ready, reread, taken)
     services: list[Callable[[], object]] = [partial(serve_control, control, Commands(node, audit, tested))]
     if admin:
         from supervisor.web import serve_web  # its library takes a tenth of a second to load
@@ -134,34 +136,36 @@ def _prepare(
     return node, services
 
 
-def _take_name(config: Config, folder: NodeFolder, redis: NodeRedis, held: ExitStack) -> NodeLease | None:
-    """The lease of the name of the node; None: nobody shares its Redis. *held* makes the name free.
+def _take_name(
+    config: Config, folder: NodeFolder, redis: NodeRedis, held: ExitStack
+) -> tuple[NodeLease, NodeList] | None:
+    """The lease of the name of the node, and the nodes that there are; None: nobody shares its Redis.
 
-    NodeRefused, RedisUnusable, StartError.
+    *held* makes the name free. NodeRefused, RedisUnusable, StartError.
     """
     if redis.private():
         return None
-    agreed = dict(redis.agreed())
-    if config.application.clients:
-        agreed["the place of logs"] = "Kafka" if config.kafka.hosts else "Redis"
-        agreed["application.shared"] = config.application.shared
     identity = Identity(
         name=config.node.name,
         host=socket.gethostname(),
         version=VERSION,
         folder=str(folder.path),
         workers=worker_count(config),
-        agreed=agreed,
+        agreed={**redis.agreed(), **agreed(config)},
+        compared=compared(config),
+        lanes=0 if config.inbound.enabled() else LANE_FORMAT,
     )
-    key = Keys(config.redis.prefix).nodes
-    lease = NodeLease(redis.opener(), key, redis.shown(), identity, folder.path, structlog.get_logger())
+    keys = Keys(config.redis.prefix)
+    channel = keys.node_notices(redis.address.db)
+    log = structlog.get_logger()
+    lease = NodeLease(redis.opener(), keys, channel, redis.shown(), identity, folder.path, log)
     with explained(redis.shown()):
         try:
-            lease.take(_pause)
+            found = lease.take(_pause)
         except OSError as error:
             raise StartError(f"Cannot use the folder {error.filename or folder.path}: {error.strerror}.") from None
     held.callback(_release, lease)
-    return lease
+    return lease, found
 
 
 def _pause(seconds: float) -> None:

@@ -41,6 +41,7 @@ from supervisor.folder import NodeFolder
 from supervisor.lanes import lane_pairs
 from supervisor.limits import ClientLimits
 from supervisor.logfile import LogFile
+from supervisor.membership import NOBODY, Membership
 from supervisor.node_redis import NodeRedis
 from supervisor.process import DEAD, SERVING, STARTING
 from supervisor.restarts import CrashLoop, RestartPolicy
@@ -124,10 +125,12 @@ class Workers:
         bans: NodeBans,
         all_ready: Callable[[int], None],
         loop_started: Callable[[WorkerProcess], None],
+        membership: Membership | None = None,
     ) -> None:
         """*listeners* of each shard. *all_ready* is called once, with the most connections that the node accepts.
 
-        *loop_started* is called with each new worker, once lanes to it may be connected.
+        *loop_started* is called with each new worker, once lanes to it may be connected. *membership*: None, the
+        Redis of the node is its own.
         """
         crash_loop = CrashLoop()
         self.config = config
@@ -141,6 +144,7 @@ class Workers:
         self._bans = bans
         self._all_ready = all_ready
         self._loop_started = loop_started
+        self._membership = membership
         self._log = structlog.get_logger()
         self._dead = DeadWorkers(folder.path / "incarnations")
         self._change = trio.Event()  # of the state of a worker; a new event after each
@@ -227,6 +231,7 @@ class Workers:
             overrides=self._limits.configured(),
             limits=self._limits.holding(),
             bans=self._bans.holding(),
+            nodes=NOBODY if self._membership is None else self._membership.others,
         )
         inherited = [self._memory, log, self._folder.alive, *(one.descriptor for one in sockets)]
         try:
@@ -238,6 +243,8 @@ class Workers:
     def ended(self, process: WorkerProcess) -> None:
         self.totals.add_ended(process.statistics)
         self._dead.ended(process.identity.incarnation)
+        if self._membership is not None:
+            self._membership.ended(process.identity)
         self._assign_wills()
         self._changed()
 
@@ -246,6 +253,8 @@ class Workers:
         match frame:
             case LoopStarted():
                 self._loop_started(process)
+                if self._membership is not None:
+                    self._membership.started(process.identity)
             case Ready():
                 self._log.info("worker_ready", worker=process.shard, pid=process.pid)
                 self._assign_wills()

@@ -9,6 +9,7 @@ from broker.cluster.announcements import Announcements
 from broker.cluster.backbone_parts import make_backbone
 from broker.cluster.background import ClusterBackground
 from broker.cluster.barriers import Barriers
+from broker.cluster.distant_workers import DistantWorkers
 from broker.cluster.forced_takeovers import ForcedTakeovers
 from broker.cluster.incoming_sessions import IncomingSessions
 from broker.cluster.mesh import Mesh
@@ -308,6 +309,7 @@ class ClusterParts:
             links.durable_store,
             protocol.store,
         )
+        self.distant: DistantWorkers | None = None
         if protocol.durable is not None:
             protocol.durable.when_adopted(base.reactor.wake)  # the mesh tells the other workers
             protocol.durable.when_adopted(partial(self.mesh.when_complete, protocol.durable.all_known))

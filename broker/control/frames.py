@@ -33,7 +33,25 @@ class PeerSockets:
     control: int  # descriptor of the control lane
 
 
+@dataclass(frozen=True)
+class DeadNode:
+    """A node whose lease has run out, or that has ended and left durable sessions."""
+
+    name: str
+    workers: list[WorkerId]  # as it has told last
+    owners: int  # workers of it whose durable sessions nobody has adopted
+
+
 # From the supervisor.
+
+
+@dataclass(frozen=True)
+class OtherNodes(Frame):
+    """The other nodes that share the Redis of this one: all of them, at each change."""
+
+    workers: list[WorkerId]  # of those that run, and that lanes can be opened to
+    missing: int  # shards of these nodes that have no worker now
+    dead: list[DeadNode]
 
 
 @dataclass(frozen=True)
@@ -57,6 +75,7 @@ class Assignment(Frame):
     overrides: list[Override]
     limits: list[Limit]
     bans: list[Ban]
+    nodes: OtherNodes
 
 
 @dataclass(frozen=True)
@@ -198,6 +217,7 @@ FromSupervisor = (
     | Reload
     | ReopenLog
     | OtherWorkers
+    | OtherNodes
     | PublishWills
     | RedisMoved
     | ChangeLimits

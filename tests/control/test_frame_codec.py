@@ -15,12 +15,14 @@ from broker.control.frames import (
     Assignment,
     CannotStart,
     ChangeLimits,
+    DeadNode,
     Drain,
     Ended,
     FromSupervisor,
     ListenerSocket,
     LoopStarted,
     NewPeer,
+    OtherNodes,
     OtherWorkers,
     PeerSockets,
     PublishWills,
@@ -61,6 +63,7 @@ ASSIGNMENT = Assignment(
     overrides=[{"user": "u", "queue": 5}],
     limits=[{"client": "c", "until": 1.5}],
     bans=[{"kind": "client", "value": "c", "until": 1.5}],
+    nodes=OtherNodes([WorkerId("other", 0, 7)], 1, [DeadNode("dead", [WorkerId("dead", 0, 8)], 2)]),
 )
 
 
@@ -86,6 +89,7 @@ def test_frames_arrive_in_pieces_of_any_size(sent: list[FromSupervisor], cuts: l
     [
         (SUPERVISOR_FRAMES, NewPeer(WorkerId("node", 1, (1 << 63) - 1))),
         (SUPERVISOR_FRAMES, Drain(hand_over=True)),
+        (SUPERVISOR_FRAMES, ASSIGNMENT.nodes),
         (SUPERVISOR_FRAMES, Reload([{"client": "c", "queue": 5}])),
         (SUPERVISOR_FRAMES, ReopenLog()),
         (SUPERVISOR_FRAMES, OtherWorkers({"counters": {"a": 1}})),

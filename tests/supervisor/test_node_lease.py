@@ -7,8 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import trio
 
+from broker.cluster.lane_format import LANE_FORMAT
+from broker.store.redis.keys import Keys
+from broker.worker_id import WorkerId
 from supervisor import node_lease
 from supervisor.node_lease import Identity, NodeLease, NodeRefused
 from tests.redis_servers import RunningRedis
@@ -16,9 +18,19 @@ from tests.supervisor.test_embedded_redis import Log
 
 pytestmark = pytest.mark.system  # real servers
 
-KEY = b"weir:nodes"
+KEYS = Keys("weir")
+CHANNEL = KEYS.node_notices(0)
 AGREED = {"store.durability": "process", "redis.key_file": "1234"}
-N1 = Identity(name="n1", host="here", version="1", folder="/n1", workers=2, agreed=AGREED)
+N1 = Identity(
+    name="n1",
+    host="here",
+    version="1",
+    folder="/n1",
+    workers=2,
+    agreed=AGREED,
+    compared={"limits.queue": "10"},
+    lanes=LANE_FORMAT,
+)
 SHORT = 0.4  # seconds: a lease, in tests where it runs out
 
 
@@ -33,7 +45,7 @@ class Cluster:
     def lease(self, identity: Identity = N1, folder: str = "n1") -> NodeLease:
         path = self._folder / folder
         path.mkdir(exist_ok=True)
-        return NodeLease(self.server.client, KEY, "redis://it", identity, path, self.log)
+        return NodeLease(self.server.client, KEYS, CHANNEL, "redis://it", identity, path, self.log)
 
     def taken(self, identity: Identity = N1, folder: str = "n1") -> NodeLease:
         lease = self.lease(identity, folder)
@@ -42,7 +54,7 @@ class Cluster:
 
     def names(self) -> list[str]:
         with self.server.client() as client:
-            return sorted(name.decode() for name in client.hkeys(KEY))
+            return sorted(name.decode() for name in client.hkeys(KEYS.nodes))
 
 
 def never(seconds: float) -> None:
@@ -66,7 +78,7 @@ def test_a_second_node_of_one_name_is_refused(cluster: Cluster, monkeypatch: pyt
         "A node of the name n1 runs on here and uses redis://it, too: give this one another name with --name, or "
         "another redis.prefix if it is none of that cluster."
     )
-    assert first.renew()
+    assert first.renew().mine
 
 
 def test_the_name_of_a_node_that_was_killed_elsewhere_is_free_after_its_lease(
@@ -89,8 +101,8 @@ def test_who_has_the_folder_of_a_node_that_was_killed_starts_at_once(cluster: Cl
     former = cluster.taken()
     again = cluster.taken()
 
-    assert again.renew()
-    assert not former.renew()
+    assert again.renew().mine
+    assert not former.renew().mine
     assert ["n1"] == cluster.names()
 
 
@@ -101,52 +113,7 @@ def test_a_node_that_ends_leaves_its_name(cluster: Cluster) -> None:
     second = cluster.taken(folder="other")
     first.release()  # it has no name to leave
 
-    assert second.renew()
-
-
-def test_a_node_that_was_stopped_for_longer_than_its_lease_ends(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two nodes of one name would run."""
-    monkeypatch.setattr(node_lease, "LEASE", SHORT)
-    monkeypatch.setattr(node_lease, "RENEW", SHORT / 8)
-    stopped = cluster.taken()
-    cluster.lease(folder="other").take(time.sleep)
-    told: list[str] = []
-
-    async def keep() -> None:
-        with trio.fail_after(10):
-            await stopped.keep(told.append)
-
-    trio.run(keep)
-
-    (sentence,) = told
-    assert sentence.startswith("Another node of the name n1 has started with redis://it, ")
-    assert 1 == len(cluster.log.named("node_name_lost"))
-
-
-def test_a_node_keeps_its_name_while_redis_is_away(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pause of Redis, or the loss of its data, would end all nodes."""
-    monkeypatch.setattr(node_lease, "RENEW", 0.02)
-    kept = cluster.taken()
-    told: list[str] = []
-
-    async def outage() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(kept.keep, told.append)
-            await trio.to_thread.run_sync(cluster.server.kill)
-            await trio.sleep(0.2)
-            await trio.to_thread.run_sync(cluster.server.start)
-            with cluster.server.client() as client:
-                client.delete(KEY)
-            with trio.fail_after(10):
-                while await trio.to_thread.run_sync(cluster.names) != ["n1"]:
-                    await trio.sleep(0.01)
-            nursery.cancel_scope.cancel()
-
-    trio.run(outage)
-
-    assert [] == told
+    assert second.renew().mine
 
 
 @pytest.mark.parametrize(
@@ -237,6 +204,143 @@ def test_what_is_no_node_does_no_harm(cluster: Cluster) -> None:
     assert "?" == lease.nodes()[1].host()
 
 
+def test_a_node_says_which_workers_it_has(cluster: Cluster) -> None:
+    """No worker of another node could be reached."""
+    first, second = cluster.taken(), cluster.taken(replace(N1, name="n2"), "n2")
+    assert [[None, None]] * 2 == [node.workers() for node in second.nodes()]
+
+    first.say([f"{7:016x}", None])
+    first.renew()
+
+    assert [WorkerId("n1", 0, 7), None] == second.renew().nodes["n1"].workers()
+    assert second.renew().nodes["n1"].about["lanes"] == LANE_FORMAT
+
+
+@pytest.mark.parametrize("said", [None, 7, {}, "0" * 16, [7], ["x" * 16], ["f" * 16], ["0" * 17], [[]]])
+def test_what_is_no_incarnation_is_no_worker(cluster: Cluster, said: object) -> None:
+    """Lanes would be opened to nobody, or one bad entry would end all supervisors."""
+    lease = cluster.taken()
+    with cluster.server.client() as client:
+        client.hset("weir:nodes", "n2", f"a {10**14} ".encode() + json.dumps({"incarnations": said}).encode())
+
+    workers = lease.renew().nodes["n2"].workers()
+
+    assert workers in ([], [None])
+
+
+def test_a_node_without_a_word_about_lanes_may_join(cluster: Cluster) -> None:
+    """A cluster of nodes of an older version could not be upgraded."""
+    cluster.taken()
+    with cluster.server.client() as client:
+        found = client.hget("weir:nodes", "n1")
+        assert found is not None
+        holder, until, text = found.split(b" ", 2)
+        about = {key: value for key, value in json.loads(text).items() if key not in ("lanes", "incarnations")}
+        client.hset("weir:nodes", "n1", b" ".join([holder, until, json.dumps(about).encode()]))
+
+    second = cluster.taken(replace(N1, name="n2"), "n2")
+
+    assert [] == second.nodes()[0].workers()
+
+
+@pytest.mark.parametrize("apart", [-2, -1, 1, 2])
+def test_only_nodes_of_neighbouring_lane_versions_work_together(
+    cluster: Cluster, apart: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node would send what another one cannot read; or no upgrade would be possible while nodes run."""
+    monkeypatch.setattr("broker.cluster.lane_format.LANE_FORMAT", 5)
+    cluster.taken(replace(N1, lanes=5 + apart))
+
+    if abs(apart) == 1:
+        cluster.taken(replace(N1, name="n2", lanes=5), "n2")
+        return
+    with pytest.raises(NodeRefused) as refused:
+        cluster.taken(replace(N1, name="n2", lanes=5, version="2"), "n2")
+
+    assert str(refused.value) == (
+        "Weir 2 has version 5 of the lanes between nodes, and the node n1 on here, which uses redis://it, too, has "
+        f"version {5 + apart} (Weir 1): only neighbouring versions work together, so upgrade the nodes through the "
+        "versions between."
+    )
+    assert ["n1"] == cluster.names()
+
+
+def test_limits_that_differ_are_told_and_no_reason_to_refuse(cluster: Cluster) -> None:
+    """No limit could be changed while nodes run; or nobody would know why a client meets two limits."""
+    cluster.taken()
+
+    cluster.taken(replace(N1, name="n2", compared={"limits.queue": "20", "limits.new": "1"}), "n2")
+
+    (told,) = cluster.log.named("node_settings_differ")
+    assert {"setting": "limits.queue", "here": "20", "there": "10", "other_node": "n1"}.items() <= told.items()
+
+
+def test_a_change_is_told_to_other_nodes_and_a_renewal_is_not(cluster: Cluster) -> None:
+    """Others would learn of a dead worker seconds later; or each node would read the list at each renewal of any."""
+    with cluster.server.client() as client, client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(CHANNEL)
+
+        def told() -> list[bytes]:
+            found = []
+            while message := heard.get_message(timeout=0.2):
+                found.append(message["data"])
+            return found
+
+        told()  # the subscription stands
+        lease = cluster.taken()
+        me = lease.incarnation.encode()
+        assert [me] == told()
+        lease.renew()
+        lease.renew()
+        assert [] == told()
+        lease.say([f"{7:016x}", None])
+        lease.renew()
+        assert [me] == told()
+        lease.release()
+        lease.release()
+        assert [me] == told()
+
+
+def test_a_node_that_leaves_durable_sessions_stays_known_until_somebody_has_them(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would look for these sessions, and what is published for them would be lost."""
+    first, second = cluster.taken(), cluster.taken(replace(N1, name="n2"), "n2")
+    with cluster.server.client() as client:
+        client.hset("weir:owners:n1", "0" * 16, "0")
+        first.release()
+        left = second.renew().nodes["n1"]
+        assert (True, 1, 0.0) == (left.ended(), left.owners, left.runs_for())
+        cluster.taken(folder="other").release()  # the name is free all the same
+        monkeypatch.setattr(node_lease, "FORGOTTEN", 0.0)
+        time.sleep(0.002)  # until it is past, in milliseconds
+        second.renew()
+        assert ["n1", "n2"] == cluster.names()
+        client.delete("weir:owners:n1")
+        second.renew()
+
+    assert ["n2"] == cluster.names()
+
+
+def test_nobody_is_dead_because_redis_was_away(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each longer outage of Redis the first node that is back would take the sessions of all others."""
+    monkeypatch.setattr(node_lease, "LEASE", SHORT)
+    monkeypatch.setattr(node_lease, "GAP", SHORT / 2)
+    first = cluster.taken()
+    time.sleep(SHORT + 0.05)  # nobody can renew
+    second = cluster.taken(replace(N1, name="n2"), "n2")
+
+    found = second.renew().nodes["n1"]
+
+    assert found.left <= 0 < found.runs_for() <= SHORT
+    first.renew()  # it is back
+    deadline = time.monotonic() + 2 * SHORT
+    while time.monotonic() < deadline:  # and dies, while Redis can be reached
+        time.sleep(SHORT / 8)
+        second.renew()
+    assert 0.0 == second.renew().nodes["n1"].runs_for()
+
+
 def test_a_clock_that_is_another_one_is_told_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages would expire early on one node and late on the other, and nobody would know why."""
     lead = [0.0]  # seconds of our clock before that of Redis
@@ -246,6 +350,6 @@ def test_a_clock_that_is_another_one_is_told_once(cluster: Cluster, monkeypatch:
     assert [] == cluster.log.named("clock_differs")
 
     for lead[0] in (-8.0, -8.0, 0.0, 9.0):
-        assert lease.renew()
+        assert lease.renew().mine
 
     assert [8, 9] == [round(float(str(told["seconds"]))) for told in cluster.log.named("clock_differs")]

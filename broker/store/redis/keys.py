@@ -30,6 +30,8 @@
 #   PREFIX:owners:NODE          hash  incarnation -> shard of the workers of a node that own, or owned, durable sessions
 #   PREFIX:nodes                hash  name of a node that shares the server -> which process has it, until when, and
 #                                       what it says of itself (supervisor/node_lease.py)
+#   PREFIX:renewals             string  "SINCE LAST", milliseconds of Unix time: since when nodes have renewed their
+#                                       leases without a gap, and the last time
 #   PREFIX:format               string  the version of the format of what is durable: DURABLE_FORMAT of the newest build
 #   PREFIX:backbone:TOPIC:NODE  hash  who dispatches the partitions of the inbound backbone, and how far the node is
 #                                       (store/inbound/positions.lua)
@@ -39,6 +41,7 @@
 #   PREFIX:generation           string  a random id, made by the first worker that finds none: another id means
 #                                       that Redis has lost everything
 #   PREFIX:overload:DB          channel how overloaded each worker is
+#   PREFIX:nodes:DB             channel that the list of nodes has changed, and the incarnation of the node that did it
 #   PREFIX:leases:DB            channel what members of such groups release, and ask others to (lease_scripts.py)
 #
 # {R} is one of SLICES hash tags, chosen by the client id, the quota or the topic: in a Redis Cluster all keys that one
@@ -82,6 +85,7 @@ class Keys:
         self.generation = f"{prefix}:generation".encode()
         self.format = f"{prefix}:format".encode()
         self.nodes = f"{prefix}:nodes".encode()
+        self.renewals = f"{prefix}:renewals".encode()
         self.metrics = f"{prefix}:metrics".encode()
 
         self._fences = f"{prefix}:fence:".encode()
@@ -92,6 +96,10 @@ class Keys:
     def overload(self, db: int) -> bytes:
         """The channel of reports. Channels span all databases of a server, so each *db* has its own."""
         return f"{self._prefix}:overload:{db}".encode()
+
+    def node_notices(self, db: int) -> bytes:
+        """The channel of notices that the list of nodes has changed."""
+        return f"{self._prefix}:nodes:{db}".encode()
 
     def leases(self, db: int) -> bytes:
         """The channel of notices about leases."""
@@ -106,6 +114,10 @@ class Keys:
 
     def durable_owners(self, node: str) -> bytes:
         return self._durable_owners + node.encode()
+
+    def durable_owners_of_nodes(self) -> bytes:
+        """How the keys of `durable_owners()` begin, before the name of the node."""
+        return self._durable_owners
 
     def all_durable_owners(self) -> bytes:
         """The pattern of the owners of all nodes."""

@@ -1,0 +1,14 @@
+# The format of the lanes between nodes: of their messages in Redis, and of the frames in them (wire.py).
+#
+# Lanes carry a format version; nodes of two neighbouring versions work together (rolling upgrade). So a change that a
+# build of the former version cannot read takes two releases: the first one reads both forms and raises the number, the
+# second one writes the new form. Lanes within a node join workers of one build, and need no version.
+from typing import Final
+
+LANE_FORMAT: Final = 1
+NEIGHBOURS: Final = 1  # how far the versions of two nodes may be apart
+
+
+def understood(theirs: object) -> bool:
+    """Whether this build can open lanes to a node that says that it has the version *theirs*."""
+    return type(theirs) is int and theirs > 0 and abs(theirs - LANE_FORMAT) <= NEIGHBOURS

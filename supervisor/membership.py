@@ -1,0 +1,171 @@
+# Which nodes share the Redis of this one, as its workers are told: they join the workers of all these nodes.
+#
+# What Redis said last is in force until it says something else: a node that cannot reach Redis keeps the list that it
+# has, as it cannot know who is dead, and reads it anew when Redis is back. So nothing here goes by our own clock but
+# when to look: at each notice (node_notices.py), with each renewal, and when the lease of another node runs out.
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+import redis
+import trio
+
+from broker.cluster.lane_format import LANE_FORMAT, understood
+from broker.control.frames import DeadNode, OtherNodes
+from broker.log import Log
+from broker.worker_id import WorkerId
+from supervisor.node_lease import LEASE, RENEW, RETRY, NodeLease, NodeList, SharingNode
+from supervisor.node_notices import NodeNotices
+
+NOBODY: Final = OtherNodes([], 0, [])  # a node that is alone
+LEAST: Final = 0.03  # seconds between two looks: a storm of notices costs some thirty of them a second
+BEHIND: Final = 0.005  # seconds after the end of a lease at which it is looked at
+
+
+class Membership:
+    def __init__(self, lease: NodeLease, found: NodeList, send: Callable[[OtherNodes], None], log: Log) -> None:
+        """*found*: as the lease was taken. *send* is called with each change of the other nodes."""
+        self.lease = lease
+        self.looks = 0
+        self._log = log
+        self._send = send
+        self._notices = NodeNotices(lease.server, lease.channel, lease.incarnation)
+        self._incarnations: list[str | None] = [None] * lease.identity.workers
+        self._wake = trio.Event()
+        self._nodes: Mapping[str, SharingNode] = {}
+        self._keep_missing_until = 0.0  # monotonic; Redis had lost its data
+        self._joined: set[str] = set()
+        self._apart: set[str] = set()  # nodes that run, and whose workers are not joined
+        self._nodes = self._those_of_others(found)
+        self.others = self._others()
+
+    # What the node reports of itself.
+
+    def started(self, worker: WorkerId) -> None:
+        """Lanes to *worker* of this node can be opened."""
+        self._tell(worker.shard, worker.incarnation_text)
+
+    def ended(self, worker: WorkerId) -> None:
+        if self._incarnations[worker.shard] == worker.incarnation_text:
+            self._tell(worker.shard, None)
+
+    def _tell(self, shard: int, incarnation: str | None) -> None:
+        self._incarnations[shard] = incarnation
+        self.lease.say(self._incarnations)
+        self._wake.set()
+
+    def moved(self) -> None:
+        """Redis has another address."""
+        self._notices.moved()
+        self._wake.set()
+
+    # The look at the others.
+
+    async def keep(self, lost: Callable[[str], None]) -> None:
+        """Renew the lease and follow the list for ever.
+
+        If another node has the name, *lost* is called with a sentence.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._notices.listen, self._look)
+            pause = self._pause()
+            while True:
+                with trio.move_on_after(pause):
+                    await self._wake.wait()
+                self._wake = trio.Event()
+                try:
+                    found = await trio.to_thread.run_sync(self.lease.renew, abandon_on_cancel=True)
+                except redis.RedisError:  # the workers log that Redis cannot be used
+                    pause = RETRY
+                    continue
+                self.looks += 1
+                if not found.mine:
+                    break
+                self._take(found)
+                await trio.sleep(LEAST)
+                pause = self._pause()
+            nursery.cancel_scope.cancel()
+        name = self.lease.identity.name
+        self._log.error("node_name_lost", server=self.lease.shown)
+        lost(
+            f"Another node of the name {name} has started with {self.lease.shown}, as this one had not renewed its "
+            f"lease for {LEASE:g} s, or as its folder was copied: give each node its own name."
+        )
+
+    def _look(self) -> None:
+        self._wake.set()
+
+    def _pause(self) -> float:
+        """Seconds until the next look: the renewal, or the end of another node's lease."""
+        ends = [node.runs_for() for node in self._nodes.values() if node.runs_for() > 0]
+        return min([RENEW, *(left + BEHIND for left in ends)])
+
+    def why_apart(self, node: SharingNode) -> str:
+        """Why the workers of *node*, which runs, are not joined with those of this node; "": they are."""
+        if node.name == self.lease.identity.name:
+            return ""
+        if not self.lease.identity.lanes:
+            return "the inbound backbone is between the nodes"
+        lanes = node.about.get("lanes")
+        if not node.workers() or lanes is None:
+            return "its version of Weir has no lanes between nodes"
+        return "" if understood(lanes) else f"its lanes have version {lanes}, and those of this node {LANE_FORMAT}"
+
+    def _those_of_others(self, found: NodeList) -> dict[str, SharingNode]:
+        return {name: node for name, node in found.nodes.items() if name != self.lease.identity.name}
+
+    def _take(self, found: NodeList) -> None:
+        nodes = self._those_of_others(found)
+        now = time.monotonic()
+        if found.was_missing:
+            self._keep_missing_until = now + LEASE
+        kept = self._keep_missing_until - now
+        if kept > 0:  # the nodes that are missing have yet to renew their leases
+            for name, node in self._nodes.items():
+                if name not in nodes and node.runs_for() > 0:
+                    nodes[name] = replace(node, left=kept)
+        self._nodes = nodes
+        others = self._others()
+        if others != self.others:
+            self.others = others
+            self._send(others)
+
+    def _others(self) -> OtherNodes:
+        """What the workers are told, of nodes in the order of their names, so that equal lists are equal."""
+        workers: list[WorkerId] = []
+        missing = 0
+        dead: list[DeadNode] = []
+        joined: set[str] = set()
+        apart: dict[str, str] = {}
+        for name, node in sorted(self._nodes.items()):
+            known = [worker for worker in node.workers() if worker is not None]
+            if node.runs_for() <= 0:
+                dead.append(DeadNode(name, known, node.owners))
+            elif why := self.why_apart(node):
+                apart[name] = why
+            else:
+                workers += known
+                missing += len(node.workers()) - len(known)
+                if known:
+                    joined.add(name)
+        self._note(joined, apart)
+        return OtherNodes(workers, missing, dead)
+
+    def _note(self, joined: set[str], apart: Mapping[str, str]) -> None:
+        """Log which nodes have come and gone."""
+        for name in sorted(joined - self._joined):
+            node = self._nodes[name]
+            self._log.info("node_joined", other_node=name, host=node.host(), version=node.about.get("version"))
+        for name in sorted(self._joined - joined):
+            node_left = self._nodes.get(name)
+            if node_left is None or node_left.ended():
+                self._log.info("node_left", other_node=name)
+            elif node_left.runs_for() <= 0:
+                self._log.warning("node_lost", other_node=name, host=node_left.host())
+            else:
+                joined.add(name)  # all of its workers are being replaced
+        if self.lease.identity.lanes:
+            for name in sorted(apart.keys() - self._apart):
+                self._log.warning("node_not_joined", other_node=name, why=apart[name])
+        self._joined, self._apart = joined, set(apart)

@@ -1,0 +1,268 @@
+# Which nodes share the Redis of a node, as its workers are told, at a real server.
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from broker.control.frames import DeadNode, OtherNodes
+from broker.worker_id import WorkerId
+from supervisor import membership, node_lease
+from supervisor.membership import NOBODY, Membership
+from tests.redis_servers import RunningRedis
+from tests.supervisor.test_node_lease import CHANNEL, KEYS, N1, Cluster
+
+pytestmark = pytest.mark.system  # real servers
+
+N2 = replace(N1, name="n2", workers=1)
+SHORT = 0.5  # seconds: a lease, in tests where it runs out
+A0, B0 = WorkerId("n1", 0, 7), WorkerId("n2", 0, 8)
+
+
+class RunningNode:
+    """A node without workers of its own: what they would be told, the newest last."""
+
+    def __init__(self, cluster: Cluster, identity: node_lease.Identity = N1) -> None:
+        self.lease = cluster.lease(identity, identity.name)
+        self.told: list[OtherNodes] = []
+        self.lost: list[str] = []
+        self._news = trio.Event()
+        self._scope = trio.CancelScope()
+        self.membership = Membership(self.lease, self.lease.take(_never), self._send, cluster.log)
+
+    def _send(self, others: OtherNodes) -> None:
+        self.told.append(others)
+        self._news.set()
+
+    async def keep(self) -> None:
+        with self._scope:
+            await self.membership.keep(self.lost.append)
+
+    async def until(self, condition: Callable[[OtherNodes], bool]) -> OtherNodes:
+        with trio.fail_after(10):
+            while not condition(self.membership.others):
+                self._news = trio.Event()
+                await self._news.wait()
+        return self.membership.others
+
+    def die(self) -> None:
+        """As if its machine had lost power."""
+        self._scope.cancel()
+
+    async def end(self) -> None:
+        """As after `weir stop`."""
+        self._scope.cancel()
+        await trio.to_thread.run_sync(self.lease.release)
+
+
+def _never(seconds: float) -> None:
+    raise AssertionError("it waits")
+
+
+@pytest.fixture
+def cluster(start_redis: Callable[..., RunningRedis], tmp_path: Path) -> Cluster:
+    return Cluster(start_redis(), tmp_path)
+
+
+@asynccontextmanager
+async def running(*nodes: RunningNode) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            nursery.start_soon(node.keep)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def _subscribed(cluster: Cluster, count: int) -> None:
+    """Until so many nodes hear notices."""
+
+    def look() -> int:
+        with cluster.server.client() as client:
+            return int(client.pubsub_numsub(CHANNEL)[0][1])
+
+    with trio.fail_after(10):
+        while await trio.to_thread.run_sync(look) != count:
+            await trio.sleep(0.01)  # between two looks at another process
+
+
+async def test_nodes_learn_of_each_others_workers_at_once(cluster: Cluster) -> None:
+    """A worker that was replaced could not be reached for seconds, and publishes for its clients would wait."""
+    first, second = RunningNode(cluster), RunningNode(cluster, N2)
+    assert OtherNodes([], 2, []) == second.membership.others
+    async with running(first, second):
+        await _subscribed(cluster, 2)
+        began = trio.current_time()
+
+        first.membership.started(A0)
+        assert OtherNodes([A0], 1, []) == await second.until(lambda others: bool(others.workers))
+        second.membership.started(B0)
+        assert OtherNodes([B0], 0, []) == await first.until(lambda others: bool(others.workers))
+        first.membership.ended(A0)
+        assert OtherNodes([], 2, []) == await second.until(lambda others: not others.workers)
+
+        assert trio.current_time() - began < node_lease.RENEW
+
+
+async def test_the_end_of_a_former_worker_does_not_hide_the_next_one(cluster: Cluster) -> None:
+    """The next one would not be reached."""
+    first = RunningNode(cluster)
+    again = WorkerId("n1", 0, 9)
+    first.membership.started(A0)
+    first.membership.started(again)
+    first.membership.ended(A0)
+    first.lease.renew()
+
+    assert [again] == RunningNode(cluster, N2).membership.others.workers
+
+
+async def test_a_node_that_ends_is_left_at_once(cluster: Cluster) -> None:
+    """Its peers would wait for it at each SUBACK until its lease has run out."""
+    first, second = RunningNode(cluster), RunningNode(cluster, N2)
+    first.membership.started(A0)
+    async with running(first, second):
+        await second.until(lambda others: bool(others.workers))
+        await _subscribed(cluster, 2)
+        began = trio.current_time()
+
+        await first.end()
+        await second.until(lambda others: others == NOBODY)
+
+        assert trio.current_time() - began < node_lease.RENEW
+    assert [{"other_node": "n1"}] == cluster.log.named("node_left")
+    assert 1 == len(cluster.log.named("node_joined"))
+
+
+async def test_a_node_that_was_killed_is_dead_when_its_lease_ends(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its durable sessions would wait up to another renewal for the node that settles it."""
+    monkeypatch.setattr(node_lease, "LEASE", 1.5)
+    monkeypatch.setattr(membership, "RENEW", 1.0)
+    first, second = RunningNode(cluster), RunningNode(cluster, N2)
+    first.membership.started(A0)
+    async with running(first, second):
+        await second.until(lambda others: bool(others.workers))
+        first.die()
+        with cluster.server.client() as client:
+            client.hset("weir:owners:n1", A0.incarnation_text, "0")
+            value = client.hget(KEYS.nodes, "n1")
+            assert value is not None
+            ends = int(value.split()[1]) / 1000
+
+        found = await second.until(lambda others: not others.workers)
+
+        assert 0 <= time.time() - ends < 0.3
+    assert OtherNodes([], 0, [DeadNode("n1", [A0], 1)]) == found
+    assert 1 == len(cluster.log.named("node_lost"))
+
+
+async def test_a_node_that_cannot_reach_redis_keeps_its_list(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take all others for dead because it is blind itself; and no node would come back after an outage."""
+    monkeypatch.setattr(node_lease, "LEASE", SHORT)
+    monkeypatch.setattr(node_lease, "GAP", SHORT / 2)
+    monkeypatch.setattr(membership, "LEASE", SHORT)
+    monkeypatch.setattr(membership, "RENEW", SHORT / 8)
+    monkeypatch.setattr(membership, "RETRY", SHORT / 8)
+    first, second = RunningNode(cluster), RunningNode(cluster, N2)
+    first.membership.started(A0)
+    async with running(first, second):
+        await second.until(lambda others: bool(others.workers))
+        await trio.to_thread.run_sync(cluster.server.kill)
+        first.told.clear()
+        second.told.clear()
+        await trio.sleep(2 * SHORT)  # all leases run out
+        await trio.to_thread.run_sync(cluster.server.start)
+        looks = first.membership.looks, second.membership.looks
+        with trio.fail_after(10):
+            while first.membership.looks < looks[0] + 8 or second.membership.looks < looks[1] + 8:
+                await trio.sleep(0.01)
+
+        assert [] == second.told == first.told
+        assert [A0] == second.membership.others.workers
+
+
+async def test_nodes_stay_when_redis_has_lost_its_data(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would part from all others, and their clients from each other."""
+    monkeypatch.setattr(membership, "RENEW", 0.05)
+    first, second = RunningNode(cluster), RunningNode(cluster, N2)
+    first.membership.started(A0)
+    async with running(first, second):
+        await second.until(lambda others: bool(others.workers))
+        second.told.clear()
+        with cluster.server.client() as client:
+            client.delete(KEYS.nodes)
+        with trio.fail_after(10):
+            while await trio.to_thread.run_sync(cluster.names) != ["n1", "n2"]:
+                await trio.sleep(0.01)
+
+        assert [] == second.told
+
+
+async def test_a_node_that_was_cut_off_comes_back(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers would run, and no other node would reach them again."""
+    monkeypatch.setattr(node_lease, "LEASE", SHORT)
+    monkeypatch.setattr(membership, "RENEW", SHORT / 8)
+    first, second = RunningNode(cluster), RunningNode(cluster, N2)
+    first.membership.started(A0)
+    async with running(second):
+        first.lease.renew()
+        await second.until(lambda others: bool(others.workers))
+        await second.until(lambda others: bool(others.dead))
+
+        await trio.to_thread.run_sync(first.lease.renew)
+
+        assert OtherNodes([A0], 1, []) == await second.until(lambda others: bool(others.workers))
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(0, 1), (3, 1), (1, 0)])
+async def test_a_node_with_other_lanes_is_known_and_not_joined(cluster: Cluster, theirs: int, ours: int) -> None:
+    """Workers would wait for what never comes, or send what the other end cannot read."""
+    lease = cluster.taken(replace(N2, lanes=ours), "n2")
+    text = replace(N1, lanes=theirs).text(0.0, [A0.incarnation_text, None])
+    with cluster.server.client() as client:
+        client.hset(KEYS.nodes, "n1", f"other {10**14} {text}")
+
+    found = lease.renew()
+    second = Membership(lease, found, lambda others: None, cluster.log)
+
+    assert NOBODY == second.others
+    assert second.why_apart(found.nodes["n1"])
+    assert "" == second.why_apart(found.nodes["n2"])
+
+
+async def test_a_node_that_was_stopped_for_longer_than_its_lease_ends(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes of one name would run."""
+    monkeypatch.setattr(node_lease, "LEASE", SHORT)
+    monkeypatch.setattr(membership, "RENEW", SHORT / 8)
+    stopped = RunningNode(cluster)
+    cluster.lease(folder="other").take(time.sleep)
+
+    with trio.fail_after(10):
+        await stopped.keep()
+
+    (sentence,) = stopped.lost
+    assert sentence.startswith("Another node of the name n1 has started with redis://it, ")
+    assert 1 == len(cluster.log.named("node_name_lost"))
+
+
+async def test_a_storm_of_notices_costs_little(cluster: Cluster) -> None:
+    """Whoever can publish in Redis could have each supervisor read the list without an end."""
+    node = RunningNode(cluster)
+    async with running(node):
+        await _subscribed(cluster, 1)
+        looks, began = node.membership.looks, trio.current_time()
+
+        def storm() -> None:
+            with cluster.server.client() as client:
+                deadline = time.monotonic() + 0.5
+                while time.monotonic() < deadline:
+                    client.publish(CHANNEL, "anybody")
+
+        await trio.to_thread.run_sync(storm)
+
+        assert node.membership.looks - looks <= 3 + (trio.current_time() - began) / membership.LEAST
