@@ -91,6 +91,10 @@ def start(
     port: Annotated[
         int | None, typer.Option(metavar="PORT", help="TCP port to listen on; 0 means any free port.")
     ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Share this Redis or Valkey with other nodes: together they are one broker."),
+    ] = None,
     kafka: Annotated[
         str | None,
         typer.Option(metavar="HOSTS", help="Keep logs in this Apache Kafka: HOST:PORT of some brokers, with commas."),
@@ -120,6 +124,8 @@ def start(
         options.append(Given("node.name", name, "--name"))
     if workers is not None:
         options.append(Given("node.workers", workers, "--workers"))
+    if redis is not None:
+        options.append(Given("redis.url", redis, "--redis"))
     if kafka is not None:
         options.append(Given("kafka.hosts", kafka, "--kafka"))
     loaded = load_settings(config, assignments, options)

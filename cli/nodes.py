@@ -137,6 +137,8 @@ def show_status(answer: dict[str, Any], shared: dict[str, Any] | None = None, wh
     )
     if gauges.get("store_fill"):
         screen.print(f"Redis uses {100 * gauges['store_fill']:.0f} % of its maxmemory")
+    for line in cluster_lines(answer.get("cluster")):
+        screen.print(line, highlight=False, markup=False)
     if answer.get("carrier"):
         for line in carrier_lines(answer["carrier"]):
             screen.print(line, highlight=False)
@@ -164,6 +166,23 @@ def show_status(answer: dict[str, Any], shared: dict[str, Any] | None = None, wh
             str(one["deaths"]),
         )
     screen.print(table)
+
+
+def cluster_lines(cluster: dict[str, Any] | None) -> list[str]:
+    """The nodes that are one broker with a node, and those that share its Redis and are not; None: nobody can."""
+    if cluster is None:
+        return []
+    joined, workers = cluster["nodes"], cluster["workers"]
+    others = f"with {', '.join(joined)} ({counted(len(workers), 'worker')})" if joined else "no other node runs"
+    lines = [f"cluster     {others}, by {cluster['redis']}"]
+    if cluster["missing"]:
+        lines.append(f"            {counted(cluster['missing'], 'worker')} of these nodes cannot be reached yet")
+    lines += [f"            {name} is not joined: {why}" for name, why in cluster["apart"].items()]
+    for dead in cluster["dead"]:
+        stored = counted(dead["stored_at_workers"], "worker")
+        left = f", and has left the durable sessions of {stored}" if dead["stored_at_workers"] else ""
+        lines.append(f"            {dead['node']} does not run any more{left}")
+    return lines
 
 
 def carrier_lines(carrier: dict[str, Any]) -> list[str]:
@@ -282,7 +301,9 @@ def _outline(node: Any) -> dict[str, Any]:
 def _sharing_table(nodes: list[dict[str, Any]]) -> Any:
     import time
 
-    table = table_of("node", "lease", "host", "version", "workers", "runs for", right=("workers",))
+    from rich.markup import escape
+
+    table = table_of("node", "lease", "host", "version", "workers", "runs for", "cluster", right=("workers",))
     for one in nodes:
         runs = one["left"] > 0
         table.add_row(
@@ -290,6 +311,7 @@ def _sharing_table(nodes: list[dict[str, Any]]) -> Any:
             f"{one['left']:.0f} s" if runs else "[red]has run out[/red]",
             *(str(one[key]) for key in ("host", "version", "workers")),
             duration(time.time() - one["began"]) if runs and isinstance(one["began"], (int, float)) else "",
+            "joined" if one["joined"] else f"[red]{escape(one['why_apart'])}[/red]",
         )
     return table
 

@@ -130,6 +130,7 @@ class Commands:
             "listeners": node.addresses,
             "workers": [_worker(shard) for shard in node.shards],
             "carrier": None if node.carrier is None else node.carrier.describe(),
+            "cluster": None if node.membership is None else node.membership.describe(),
             "totals": node.statistics(),
         }
 

@@ -6,7 +6,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import redis
 import trio
@@ -59,6 +59,22 @@ class Membership:
         """Redis has another address."""
         self._notices.moved()
         self._wake.set()
+
+    # The state, for people.
+
+    def describe(self) -> dict[str, Any]:
+        """What the workers of this node are told, as they were told last."""
+        others = self.others
+        apart = {name: self.why_apart(node) for name, node in self._nodes.items() if node.runs_for() > 0}
+        return {
+            "redis": self.lease.shown,
+            "lanes": self.lease.identity.lanes,
+            "nodes": sorted(name for name, why in apart.items() if not why),
+            "apart": {name: why for name, why in sorted(apart.items()) if why},
+            "workers": [str(worker) for worker in others.workers],
+            "missing": others.missing,
+            "dead": [{"node": dead.name, "stored_at_workers": dead.owners} for dead in others.dead],
+        }
 
     # The look at the others.
 

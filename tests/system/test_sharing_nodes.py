@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from tests.redis_servers import RunningRedis
 from tests.system import node
@@ -26,7 +27,8 @@ def start_sharing(start_redis: StartRedis, tmp_path: Path) -> Any:
     def start(name: str, folder: str = "", **settings: Any) -> Node:
         path = tmp_path / (folder or name)
         path.mkdir(exist_ok=True)
-        nodes.append(Node(path, node__name=name, redis__url=url, **settings))
+        workers = settings.pop("workers", 1)
+        nodes.append(Node(path, workers, node__name=name, redis__url=url, **settings))
         return nodes[-1]
 
     start.url = url  # type: ignore[attr-defined]
@@ -64,6 +66,32 @@ def test_nodes_that_differ_where_they_must_not_do_not_start_together(start_shari
 
     (line,) = [line for line in said.splitlines() if line.startswith("weir: ")]
     assert line.startswith('weir: store.durability is "power" here, and "process" at the node n1 on ')
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "there"),
+    [("quotas.cluster.incoming_messages", "100/s", ""), ("access.exclusive_client_ids", "false", "true")],
+)
+def test_what_nodes_share_has_to_be_the_same(
+    start_sharing: Any, tmp_path: Path, key: str, value: str, there: str
+) -> None:
+    """Nodes would give out more than the quota, or one of them the sessions of another user."""
+    start_sharing("n1")
+
+    said = refused_start(free_port(), tmp_path, {"--redis": start_sharing.url, key: value}, packages())
+
+    (line,) = [line for line in said.splitlines() if line.startswith("weir: ")]
+    assert line.startswith(f'weir: {key} is "{value}" here, and "{there}" at the node n1 on ')
+
+
+def test_a_limit_that_differs_is_told(start_sharing: Any) -> None:
+    """Nobody would know why a client may do more at one node than at another."""
+    start_sharing("n1")
+
+    second = start_sharing("n2", limits__queue=20)
+
+    told = [(line["setting"], line["here"], line["there"]) for line in second.lines("node_settings_differ")]
+    assert [("limits.queue", "20", "10000")] == told
 
 
 def test_a_node_that_was_killed_starts_again_at_once(start_sharing: Any) -> None:
@@ -105,3 +133,57 @@ def test_each_node_knows_all_of_them(start_sharing: Any) -> None:
     assert all(0 < one["left"] <= 10 for one in told["nodes"])
     first.end()
     assert ["n2"] == [one["node"] for one in node.ask(second.control, "nodes")["nodes"]]
+
+
+def cluster_of(one: Node) -> dict[str, Any]:
+    found: dict[str, Any] = node.status(one.control)["cluster"]
+    return found
+
+
+def test_workers_are_told_of_those_of_other_nodes(start_sharing: Any) -> None:
+    """No client would be reached at another node; or a worker that was replaced would be waited for without an end."""
+    first = start_sharing("n1", workers=2)
+    second = start_sharing("n2")
+    first.wait_until(lambda: cluster_of(first)["workers"] == ["n2/0"], "know n2")
+    assert (["n1/0", "n1/1"], 0) == (cluster_of(second)["workers"], cluster_of(second)["missing"])
+    (joined,) = first.lines("node_joined")
+    assert "n2" == joined["other_node"]
+    listed = node.ask(second.control, "nodes")["nodes"]
+    assert [("n1", [0, 1], True), ("n2", [0], True)] == [
+        (one["node"], one["running_workers"], one["joined"]) for one in listed
+    ]
+
+    os.kill(first.pids[1], signal.SIGKILL)
+    first.wait_for("worker_ready", 3)
+    second.wait_until(lambda: len(cluster_of(second)["workers"]) == 2, "know the next worker")
+
+    second.end()
+    first.wait_for("node_left")
+    assert ([], [], []) == tuple(cluster_of(first)[key] for key in ("nodes", "workers", "dead"))
+    assert [] == first.lines("node_lost")
+
+
+def test_a_node_that_was_killed_is_told_as_dead(start_sharing: Any) -> None:
+    """Workers would wait for it for ever, and nobody would look for the durable sessions that it has left."""
+    durable = {"store__durability": "process"}
+    first, second = start_sharing("n1", **durable), start_sharing("n2", **durable)
+    first.wait_until(lambda: cluster_of(first)["workers"] == ["n2/0"], "know n2")
+
+    os.killpg(second.process.pid, signal.SIGKILL)
+    second.process.wait(PATIENCE)
+    first.wait_for("node_lost")
+
+    told = cluster_of(first)
+    assert ([], [{"node": "n2", "stored_at_workers": 1}]) == (told["workers"], told["dead"])
+
+
+def test_a_node_with_a_redis_of_its_own_meets_nobody(tmp_path: Path) -> None:
+    """Each node on one machine would pay for a cluster that there is not."""
+    alone = Node(tmp_path)
+    try:
+        assert None is node.status(alone.control)["cluster"]
+        with Redis(unix_socket_path=str(alone.folder / "node" / "redis" / "redis.sock")) as server:
+            assert [] == server.pubsub_channels("*nodes*")
+            assert [] == server.keys("weir:nodes*") + server.keys("weir:renewals*")
+    finally:
+        alone.end()
