@@ -83,7 +83,8 @@ class Reactor:
     def attach(self, stream: Stream, handler: Handler) -> None:
         """Serve *stream*, which is not a client's, by *handler*. Its socket does not block and may still be connecting.
 
-        Its outbox belongs to a budget of its own.
+        Its outbox belongs to a budget of its own. The layer of a virtual stream calls `enqueue_first()` when it has
+        bytes to give, and `unblock()` when it takes bytes again.
         """
         stream.handler = handler
         stream.unauthenticated = False
@@ -94,7 +95,8 @@ class Reactor:
         while len(self.table) <= stream.fd:
             self.table.append(None)
         self.table[stream.fd] = stream
-        self.epoll.register(stream.fd, WATCHED)
+        if not stream.virtual:
+            self.epoll.register(stream.fd, WATCHED)
 
     def stream_of(self, outbox: Outbox) -> Stream | None:
         """The stream that *outbox* belongs to; None once the stream is destroyed."""
@@ -175,6 +177,13 @@ class Reactor:
             stream.ready_at = self.clock()
             self.ready.append(stream)
 
+    def enqueue_first(self, stream: Stream) -> None:
+        """Serve *stream*, which is not a client's, before all that are ready now."""
+        if not stream.queued:
+            stream.queued = True
+            stream.ready_at = self.clock()
+            self.ready.appendleft(stream)
+
     def readable(self, stream: Stream) -> None:
         """A layer of *stream* has bytes to give."""
         stream.unread = True
@@ -225,7 +234,8 @@ class Reactor:
         stream.stalled_at = now
         if stream.handler is None:
             self.blocked[stream] = None
-        self.epoll.modify(stream.fd, WATCHED | OUT)
+        if not stream.virtual:
+            self.epoll.modify(stream.fd, WATCHED | OUT)
 
     def unblock(self, stream: Stream) -> None:
         """The kernel takes bytes of *stream* again."""
@@ -233,7 +243,8 @@ class Reactor:
         if outbox.blocked:
             outbox.blocked = False
             self.blocked.pop(stream, None)
-            self.epoll.modify(stream.fd, WATCHED)
+            if not stream.virtual:
+                self.epoll.modify(stream.fd, WATCHED)
         if not outbox.queued and (outbox.size or stream.layer is not None):
             outbox.queued = True
             self.dirty.append(outbox)

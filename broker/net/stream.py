@@ -1,6 +1,9 @@
 # A stream: one socket, the bytes received from it and not served yet, and the outbox of the bytes to send. If the
 # transport has a layer, the layer lies between the socket and both. All transports are TCP [MQTT-4.2.0-1].
 #
+# A virtual stream has no connection of its own: its layer gets and sends the bytes over something that many such
+# streams share (cluster/node_lanes.py). The socket lends its descriptor only, as a place in the table of the reactor.
+#
 # Rounds fill `input`, and the service or the handler takes packets out of it, from `position` on. It sets `needs` to
 # the size of a packet that is not complete yet, so that a large packet is put together once and not with every recv.
 import fcntl
@@ -59,6 +62,7 @@ class Stream:
         self.handler: Handler | None = None  # None: the stream is a client's
         self.transport = "tcp"
         self.layer: Layer | None = None
+        self.virtual = False  # set before the stream is registered, together with `layer`
         self.state = OPEN
         self.input = b""
         self.position = 0

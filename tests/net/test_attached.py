@@ -10,9 +10,11 @@ from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V311, PingReq, PingResp, Publish, Subscribe, Wanted
 from broker.net.loop import SLICE
+from broker.net.reactor import Reactor
 from broker.net.rounds import READS
 from broker.net.sender import BULK
 from broker.net.stream import LARGE_READ, OPEN, Stream
+from broker.net.transports.layer import Layer
 from broker.net.unfinished_input import UnfinishedInput
 from broker.reasons import CloseReason
 from tests.inprocess import Broker
@@ -37,6 +39,9 @@ class Words:
         self._reactor = broker.reactor
         outbox = Outbox(ours.fileno(), ANY, ANY >> 1, OutboundBudget(ANY), self._reactor.dirty)
         self.stream = Stream(ours, "peer", outbox)
+        self._attach()
+
+    def _attach(self) -> None:
         self._reactor.attach(self.stream, self)
 
     def serve(self, stream: Stream, quantum: int, now: float) -> int:
@@ -299,3 +304,115 @@ def test_it_ends_with_the_worker() -> None:
 
     assert b"" == words.theirs.recv(1)
     words.theirs.close()
+
+
+class Tape(Layer):
+    """The layer of a virtual stream: gives what it is fed, and takes what it has room for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fed: list[bytes] = []
+        self.taken = b""
+        self.room = ANY
+
+    def feed(self, reactor: Reactor, stream: Stream, data: bytes) -> None:
+        self.fed.append(data)
+        self.more = True
+        reactor.enqueue_first(stream)
+
+    def recv(self, size: int) -> bytes:
+        self.more = len(self.fed) > 1
+        if not self.fed:
+            raise BlockingIOError
+        return self.fed.pop(0)
+
+    def send(self, data: bytes | memoryview) -> int:
+        count = min(self.room, len(data))
+        self.taken += data[:count]
+        self.room -= count
+        return count
+
+    def end(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class VirtualWords(Words):
+    """The words come by a tape; the socket would bring others."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.tape = Tape()
+        super().__init__(broker)
+
+    def _attach(self) -> None:
+        self.stream.virtual = True
+        self.stream.layer = self.tape
+        super()._attach()
+
+
+@pytest.fixture
+def virtual(broker: Broker) -> Iterator[VirtualWords]:
+    made = VirtualWords(broker)
+    yield made
+    made.theirs.close()
+
+
+def test_a_virtual_stream_is_served_what_its_layer_gives(broker: Broker, virtual: VirtualWords) -> None:
+    """Bytes that come over something shared would not be served, or those of the lent socket would be."""
+    virtual.theirs.sendall(b"none")
+    virtual.tape.feed(broker.reactor, virtual.stream, b"one two thr")
+    broker.settle()
+    assert [b"one ", b"two "] == virtual.taken
+
+    virtual.tape.feed(broker.reactor, virtual.stream, b"ee")
+    broker.settle()
+    assert [b"one ", b"two ", b"thre"] == virtual.taken
+
+
+def test_a_virtual_stream_that_waits_is_served_before_clients(broker: Broker, virtual: VirtualWords) -> None:
+    """What clients wait for would be served behind all that they themselves send."""
+    flood = broker.connect("flood")
+    broker.settle()
+    flood.send_bytes(encode(Publish(b"t", b"", 1, packet_id=1), V311) * 9000)
+    broker.clock.step = SLICE
+    broker.loop.turn()
+    virtual.tape.feed(broker.reactor, virtual.stream, b"word")
+
+    assert broker.reactor.ready.first() is virtual.stream
+
+
+def test_a_paused_virtual_stream_is_served_when_it_is_resumed(broker: Broker, virtual: VirtualWords) -> None:
+    """A lane would stand still after the first large fan-out."""
+    broker.reactor.pause(virtual.stream, 1)
+    virtual.tape.feed(broker.reactor, virtual.stream, b"word")
+    broker.settle()
+    assert [] == virtual.taken
+
+    broker.reactor.resume(virtual.stream, 1)
+    broker.settle()
+    assert [b"word"] == virtual.taken
+
+
+def test_a_virtual_stream_is_blocked_until_its_layer_has_room(broker: Broker, virtual: VirtualWords) -> None:
+    """The loop would offer the bytes again and again: its lent socket can always be written to."""
+    outbox, tape = virtual.stream.outbox, virtual.tape
+    tape.room = 3
+    outbox.write(b"abcdef")
+    broker.settle()
+    assert (b"abc", True) == (tape.taken, outbox.blocked)
+
+    tape.room = ANY
+    broker.reactor.unblock(virtual.stream)
+    broker.settle()
+    assert (b"abcdef", False, 0) == (tape.taken, outbox.blocked, outbox.size)
+
+
+def test_a_virtual_stream_gives_its_descriptor_back(broker: Broker, virtual: VirtualWords) -> None:
+    """Each worker of another node that comes and goes would cost a descriptor."""
+    fd = virtual.stream.fd
+    broker.reactor.destroy(virtual.stream)
+
+    assert None is broker.reactor.table[fd]
+    assert -1 == virtual.stream.sock.fileno()
