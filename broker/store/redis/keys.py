@@ -42,6 +42,7 @@
 #                                       that Redis has lost everything
 #   PREFIX:overload:DB          channel how overloaded each worker is
 #   PREFIX:nodes:DB             channel that the list of nodes has changed, and the incarnation of the node that did it
+#   PREFIX:lane:DB:INCARNATION  channel what workers of other nodes send to a worker (cluster/lane_message.py)
 #   PREFIX:leases:DB            channel what members of such groups release, and ask others to (lease_scripts.py)
 #
 # {R} is one of SLICES hash tags, chosen by the client id, the quota or the topic: in a Redis Cluster all keys that one
@@ -104,6 +105,10 @@ class Keys:
     def leases(self, db: int) -> bytes:
         """The channel of notices about leases."""
         return f"{self._prefix}:leases:{db}".encode()
+
+    def lane(self, db: int, incarnation: str) -> bytes:
+        """The channel of messages from workers of other nodes to the worker with *incarnation*."""
+        return f"{self._prefix}:lane:{db}:{incarnation}".encode()
 
     def slice_of(self, client_id: bytes) -> int:
         """The slice of *client_id*, which is the same for every worker and version."""
