@@ -1,14 +1,16 @@
 # The seal of what this worker leaves in Redis for others, and the check of what others have left.
 #
 # Whoever reaches Redis could otherwise throttle all clients of a cluster with one overload report, or publish any
-# message as the will of any client. So reports and wills carry an HMAC-SHA256 with a key that only the nodes of the
-# cluster have. What has no valid one is ignored, counted and logged. Without a key nothing is sealed or checked: a
-# shared Redis needs the same key file on all nodes, which only the operator can place there.
+# message as the will of any client, or as that of a worker. So reports, wills and the messages of lanes between nodes
+# carry an HMAC-SHA256 with a key that only the nodes of the cluster have. What has no valid one is ignored, counted and
+# logged. Without a key nothing is sealed or checked: a shared Redis needs the same key file on all nodes, which only
+# the operator can place there.
 #
 # A seal does not say when, as the clocks of nodes differ. A report has the incarnation of its worker and a sequence
 # number instead, and each worker takes it once (overload/reports.py). What remains: a worker that has just started
-# takes reports that it did not hear itself, each once; a report of the worker that is there follows within a second. A
-# will has no number, and can be put back by whoever may write to Redis.
+# takes reports that it did not hear itself, each once; a report of the worker that is there follows within a second.
+# The messages of lanes have epochs and offsets (lane_pair.py): published again they change nothing. A will has no
+# number, and can be put back by whoever may write to Redis.
 import hmac
 from typing import Final
 
@@ -17,6 +19,7 @@ from broker.metrics.counters import Counters
 
 REPORT: Final = b"report"
 WILL: Final = b"will"
+LANE: Final = b"lane"
 SIZE: Final = 32  # bytes
 LOG_INTERVAL: Final = 60.0  # seconds between two lines
 BETWEEN: Final = b"\0"  # no client id has it [MQTT-1.5.4-2]

@@ -49,7 +49,16 @@ class Counters:
         self.reports_sent_redis = 0
         self.reports_lost_redis = 0
         self.reports_heard_redis = 0
-        self.redis_forged = 0  # per report or will
+        self.redis_forged = 0  # per report, will or message of a lane
+        # Of the lanes to workers of other nodes; messages are those of Redis pub/sub.
+        self.lane_messages_sent = 0
+        self.lane_bytes_sent = 0
+        self.lane_bytes_resent = 0
+        self.lane_messages_received = 0
+        self.lane_bytes_received = 0
+        self.lane_messages_ignored = 0
+        self.lane_gaps = 0
+        self.lane_restarts = 0
         # Per filter of a SUBSCRIBE or UNSUBSCRIBE.
         self.subscribes = 0
         self.refused_by_reason = dict.fromkeys([reason.label for reason in FilterRefusal], 0)

@@ -13,6 +13,7 @@ from typing import Final
 
 from broker.metrics.backbone_rows import COUNTERS as BACKBONE_COUNTERS
 from broker.metrics.backbone_rows import GAUGES as BACKBONE_GAUGES
+from broker.metrics.lane_rows import COUNTERS as LANE_COUNTERS
 from broker.metrics.rows import GREATEST, CounterRow, GaugeRow, OverloadRow, ReasonRow
 from broker.reasons import (
     CloseReason,
@@ -170,7 +171,8 @@ COUNTERS: Final = (
     ),
     CounterRow(
         "redis_forged",
-        "Overload reports and wills in Redis that were ignored, as they are not sealed with the key of the cluster.",
+        "Overload reports, wills and messages of lanes in Redis that were ignored, as they are not sealed with the key "
+        "of the cluster.",
         prometheus="redis_forged",
     ),
     CounterRow("subscribes", "Filters in SUBSCRIBE packets.", prometheus="subscribe_filters"),
@@ -222,6 +224,7 @@ COUNTERS: Final = (
         prometheus="log_carriers",
     ),
     *BACKBONE_COUNTERS,
+    *LANE_COUNTERS,
     CounterRow(
         "store_repeated",
         "Transactions that were sent again, as Redis had refused them or its answer was lost.",
