@@ -157,7 +157,10 @@ class Process:
         if self._to_come:
             durable = self.worker.protocol.durable
             adopted = durable is None or durable.ready()
-            self.worker.base.log.warning("start_waits", adopted=adopted, shards=self.worker.cluster.mesh.untold())
+            mesh = self.worker.cluster.mesh
+            self.worker.base.log.warning(
+                "start_waits", adopted=adopted, workers=mesh.untold(), expected=mesh.expected()
+            )
 
     def _hands_over(self) -> bool:
         return self._hand_over

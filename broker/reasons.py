@@ -205,6 +205,20 @@ class FilterRefusal(Enum):
         self.words = words
 
 
+class SubscribeNotice(Enum):
+    """What is to be known of a SUBSCRIBE that was answered: (label, words)."""
+
+    NOT_CONFIRMED = (
+        "subscription_not_confirmed",
+        "workers of other nodes did not confirm in time that they know the subscriptions: until they do, what is "
+        "published there may not reach the client",
+    )
+
+    def __init__(self, label: str, words: str) -> None:
+        self.label = label
+        self.words = words
+
+
 class PublishRefusal(Enum):
     """Why a QoS 1 or 2 publish of MQTT 5 was refused; the connection goes on: (label, code, words).
 

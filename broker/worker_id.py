@@ -15,6 +15,10 @@ class WorkerId:
         self.shard: Final = shard
         self.incarnation: Final = incarnation
 
+    def same_place(self, other: "WorkerId") -> bool:
+        """Whether *other* is a worker of the same node with the same shard: this one, or one before or after it."""
+        return self.shard == other.shard and self.node == other.node
+
     @property
     def incarnation_text(self) -> str:
         """The incarnation as the keys in Redis and the metrics records contain it: 16 hexadecimal digits."""

@@ -6,7 +6,7 @@
 import gc
 import os
 import tracemalloc
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,7 +93,13 @@ def brokers() -> Iterator[Callable[..., Broker]]:
 
 
 @pytest.fixture
-def nodes() -> Iterator[Callable[..., Node]]:
+def names() -> Sequence[str]:
+    """Of the nodes that the workers of `nodes` are of, by turns."""
+    return ("weir",)
+
+
+@pytest.fixture
+def nodes(names: Sequence[str]) -> Iterator[Callable[..., Node]]:
     """Makes nodes of several in-process workers, `nodes(2, Config(...))`, and closes them at the end."""
     made: list[Node] = []
 
@@ -101,12 +107,15 @@ def nodes() -> Iterator[Callable[..., Node]]:
         workers: int = 2,
         config: Config | None = None,
         redis: "RunningRedis | None" = None,
-        name: str = "weir",
+        name: str = "",
         durable: bool = False,
         prepare: Callable[[Broker], None] | None = None,
     ) -> Node:
         address = None if redis is None else redis.address
-        made.append(Node(workers, config, address, name, durable=durable, prepare=prepare))
+        if redis is not None:  # what the lease of a node says there does not matter
+            with redis.client() as client:
+                client.hset("weir:nodes", mapping=dict.fromkeys(names, ""))
+        made.append(Node(workers, config, address, [name] if name else names, durable=durable, prepare=prepare))
         return made[-1]
 
     yield make

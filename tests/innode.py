@@ -1,5 +1,9 @@
 # Several whole workers in the test process, with the mesh between them and one clock.
 #
+# They may be of several nodes, which are joined by `LanesBetweenNodes`. Each worker has a number: with one node that is
+# its shard; with N nodes the workers 0 to N - 1 have the shard 0, each in another node, the next N the shard 1, and so
+# on.
+#
 # `settle()` of one worker lets all of them settle, except those that are stopped. A worker that is killed ends as a
 # process does: all of its sockets are closed, without any packet or frame.
 import socket
@@ -8,7 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from broker.cluster.peer import Peer
 from broker.config.schema import MEMORY, PROCESS, Config
+from broker.delivery.outbox import unbounded
+from broker.net.stream import Stream
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import READY
 from broker.worker_id import WorkerId
@@ -35,18 +42,77 @@ class Wall:
         return self._time + self._clock.now
 
 
+class LanesBetweenNodes:
+    """Lanes of workers of several nodes, as messages of Redis are: an end hears nothing of the end of the other one."""
+
+    def __init__(self) -> None:
+        self.brokers: dict[WorkerId, Broker] = {}
+        self._prepared: dict[tuple[WorkerId, WorkerId], list[socket.socket]] = {}  # ends that were not begun yet
+        self._begun: set[tuple[WorkerId, WorkerId]] = set()
+        self._kept: list[socket.socket] = []  # or the kernel would tell of an end
+
+    def open(self, here: WorkerId, there: WorkerId) -> tuple[Stream, Stream]:
+        ends = self._prepared.pop((here, there), None)
+        if ends is None:
+            pairs = [socket.socketpair() for _ in range(2)]
+            for pair in pairs:
+                for one in pair:
+                    one.setblocking(False)
+                    self._kept.append(one.dup())
+            ends = [pair[0] for pair in pairs]
+            self._forget(there, here)
+            self._prepared[there, here] = [pair[1] for pair in pairs]
+            if (there, here) in self._begun:
+                self._begun.discard((there, here))
+                self.brokers[there].mesh.restarted(here)
+        self._begun.add((here, there))
+        dirty = self.brokers[here].reactor.dirty
+        data, control = (Stream(one, str(there), unbounded(one.fileno(), dirty)) for one in ends)
+        return data, control
+
+    def close(self, here: WorkerId, there: WorkerId) -> None:
+        self._begun.discard((here, there))
+        self._forget(there, here)
+
+    def _forget(self, here: WorkerId, there: WorkerId) -> None:
+        for one in self._prepared.pop((here, there), []):
+            one.close()
+
+    def close_all(self) -> None:
+        for here, there in list(self._prepared):
+            self._forget(here, there)
+        for one in self._kept:
+            one.close()
+
+
+class LanesOf:
+    """The lanes between nodes, as the worker *here* opens them: a `LaneOpener`."""
+
+    def __init__(self, lanes: LanesBetweenNodes, here: WorkerId) -> None:
+        self._lanes = lanes
+        self._here = here
+
+    def open(self, worker: WorkerId, now: float) -> tuple[Stream, Stream]:
+        return self._lanes.open(self._here, worker)
+
+    def close(self, worker: WorkerId) -> None:
+        self._lanes.close(self._here, worker)
+
+
 class Node(Sequence[Broker]):
     def __init__(
         self,
         workers: int,
         config: Config | None = None,
         redis: RedisAddress | None = None,
-        name: str = "weir",
+        names: Sequence[str] = ("weir",),
         traces: Path | None = None,
         durable: bool = False,
         prepare: Callable[[Broker], None] | None = None,
     ) -> None:
-        """*traces*: the folder in which each worker records what it decides, in a file named by its number.
+        """*names*: of one node, or of those that the workers are of, by turns.
+
+        *traces*: the folder in which each worker records what it decides, in a file named by its number.
 
         *durable*: sessions are stored. The workers must start before there is one. *prepare* is called with each worker
         before it reads what is stored.
@@ -54,7 +120,9 @@ class Node(Sequence[Broker]):
         self.durable = durable
         self._prepare = prepare
         self._workers = workers
-        self._name = name
+        self.names = names
+        self._started: set[int] = set()  # numbers of workers that may have durable sessions
+        self._lanes = LanesBetweenNodes()
         self._traces = traces
         self.clock = Clock()
         self._wall = Wall(self.clock)
@@ -66,18 +134,19 @@ class Node(Sequence[Broker]):
         for _ in range(workers):
             self.start()
 
-    def start(self, shard: int | None = None, wall: Callable[[], float] | None = None, adopts: bool = True) -> Broker:
-        """Start one more worker, which meets the others; its number is *shard*, or else the lowest that is free.
+    def start(self, number: int | None = None, wall: Callable[[], float] | None = None, adopts: bool = True) -> Broker:
+        """Start one more worker, which meets the others; its number is *number*, or else the lowest that is free.
 
         *adopts*: it has what is stored when this returns; otherwise it begins to adopt when it does not stand still any
         more.
         """
-        if shard is None:
-            taken = {broker.shard for broker in self.workers}
-            shard = next(number for number in range(len(taken) + 1) if number not in taken)
+        if number is None:
+            taken = {broker.number for broker in self.workers}
+            number = next(number for number in range(len(taken) + 1) if number not in taken)
         self._incarnations += 1
-        identity = WorkerId(self._name, shard, self._incarnations)
-        trace = "" if self._traces is None else str(self._traces / str(shard))
+        shard, node = divmod(number, len(self.names))
+        identity = WorkerId(self.names[node], shard, self._incarnations)
+        trace = "" if self._traces is None else str(self._traces / str(number))
         broker = Broker(
             self._config,
             clock=self.clock,
@@ -85,12 +154,19 @@ class Node(Sequence[Broker]):
             identity=identity,
             wall=wall or self._wall,
             trace=trace,
-            workers=self._workers if self.durable else 1,
+            workers=len(range(node, self._workers, len(self.names))) if self.durable else 1,
         )
         broker.answered = True
+        broker.number = number
+        self._lanes.brokers[identity] = broker
+        broker.mesh.connect_nodes(LanesOf(self._lanes, identity))
         if self._prepare is not None:
             self._prepare(broker)
         for other in self.workers:
+            if other.identity.node != identity.node:
+                broker.mesh.join_distant(other.identity)
+                other.mesh.join_distant(identity)
+                continue
             data, control = socket.socketpair(), socket.socketpair()
             for one in (*data, *control):
                 one.setblocking(False)
@@ -98,6 +174,8 @@ class Node(Sequence[Broker]):
             other.mesh.join(identity, data[1], control[1])
         self._all.append(broker)
         self.workers.append(broker)
+        self._started.add(number)
+        self._expect()
         for each in self._all:
             each.node = self.workers
         broker.settle()
@@ -113,12 +191,30 @@ class Node(Sequence[Broker]):
                 broker.settle()
         return broker
 
-    def kill(self, broker: Broker) -> None:
-        """*broker* is gone, with all that is its."""
+    def kill(self, broker: Broker, heard: bool = True) -> None:
+        """*broker* is gone, with all that is its. Not *heard*: its node does not say so before `hear_of()`."""
         self.workers.remove(broker)
         broker.close()
         if self.workers:
             self.workers[0].settle()
+        if heard:
+            self.hear_of(broker)
+
+    def hear_of(self, broker: Broker) -> None:
+        """Workers of other nodes hear that *broker* is gone."""
+        others = [other for other in self.workers if other.identity.node != broker.identity.node]
+        self._expect()
+        for other in others:
+            other.mesh.leave(broker.identity)
+        if others:
+            self.workers[0].settle()
+
+    def _expect(self) -> None:
+        """Have workers wait for those of other nodes that have ended, as nobody has their sessions."""
+        gone = self._started - {broker.number for broker in self.workers}
+        for broker in self.workers if self.durable else []:
+            names = [self.names[number % len(self.names)] for number in gone]
+            broker.mesh.expect_distant(sum([name != broker.identity.node for name in names]))
 
     def publish_wills_of(self, broker: Broker, publisher: Broker) -> None:
         """Have *publisher* publish the wills of the clients of *broker*, which was killed: those that are due now."""
@@ -133,6 +229,11 @@ class Node(Sequence[Broker]):
         for broker in self.workers:
             broker.mesh._housekeeping_at = 0.0
         self.settle()
+
+    def peer(self, here: Broker, there: Broker) -> Peer:
+        """What the worker *here* knows of the worker *there*."""
+        (peer,) = [peer for peer in here.mesh.peers if peer.worker == there.identity]
+        return peer
 
     def __getitem__(self, number):  # type: ignore[no-untyped-def]  # as Sequence's
         return self.workers[number]
@@ -152,6 +253,7 @@ class Node(Sequence[Broker]):
     def close(self) -> None:
         for broker in self.workers:
             broker.close()
+        self._lanes.close_all()
 
 
 __all__ = ["Client", "Node"]

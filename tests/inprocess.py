@@ -384,6 +384,7 @@ class Broker(Probe):
         self.node: list[Broker] = [self]  # the workers that settle together
         self.stopped = False  # true: its loop is not turned
         self.answered = False  # true: it has settled only when Redis has answered everything
+        self.number = self.shard  # among all workers of the test
         self._clients: list[Client] = []
 
     def open(self, version: int = V311, transport: Transport = TCP, address: str = "test:0") -> "Client":

@@ -2,8 +2,10 @@
 #
 # A filter that gains its first subscriber here, or loses its last, is told to every peer under a sequence number, and
 # each peer confirms the numbers it has taken. A SUBACK waits for these confirmations, so it means "subscribed in the
-# whole node". A confirmation also says what the peer had sent before it: `when_confirmed()` waits until that has been
-# taken as well, so a message that any worker retained before is found among the retained messages here.
+# whole cluster". For peers of other nodes it waits for PATIENCE at most: their node may have died, which only the end
+# of its lease says. What else waits, waits for them as for the others; see mesh.py for those that are silent. A
+# confirmation also says what the peer had sent before it: `when_confirmed()` waits until that has been taken as well,
+# so a message that any worker retained before is found among the retained messages here.
 #
 # A retained message is written to every peer by the worker where it was set: all workers hold all of them.
 from collections import deque
@@ -24,12 +26,24 @@ from broker.worker_id import WorkerId
 COLD_ENTRIES: Final = 256  # entries of cold sessions in one frame
 
 
+PATIENCE: Final = 0.5  # seconds that a SUBACK waits for peers of other nodes
+GRAIN: Final = 0.05  # seconds by which it may wait less, so that those of some time go together
+NOTHING_DUE: Final = float("inf")
+
+
+Late = Callable[[Stream, list[Peer], float], None]
+
+
 class Confirmation:
-    """Something that waits until all peers, *besides* one, have confirmed the changes up to *sequence*."""
+    """Something that waits until all peers, *besides* one, have confirmed the changes up to *sequence*.
+
+    For peers of other nodes it waits until the time *until*.
+    """
 
     def __init__(
-        self, sequence: int, stream: Stream | None, then: Callable[[], None], besides: WorkerId | None
+        self, sequence: int, stream: Stream | None, then: Callable[[], None], besides: WorkerId | None, until: float
     ) -> None:
+        self.until = until
         self.sequence = sequence
         self.stream = stream
         self.then = then
@@ -39,13 +53,18 @@ class Confirmation:
 class Announcements(Neighbours):
     """Without peers every method returns at once."""
 
-    def __init__(self, peers: Peers, reactor: Reactor, failed: Callable[[Exception], None]) -> None:
-        """*failed* is called with an exception of a callable that waited for confirmations."""
+    def __init__(self, peers: Peers, reactor: Reactor, failed: Callable[[Exception], None], late: Late) -> None:
+        """*failed* is called with an exception of a callable that waited for confirmations; *late* when a stream is not
+        waited for any more, with the peers of other nodes that have not confirmed.
+        """
+        self._late = late
         self._peers = peers
         self._reactor = reactor
         self._failed = failed
         self._sequence = 0  # of the last change that was told
         self._waiting: deque[Confirmation] = deque()
+        self._answers: deque[Confirmation] = deque()  # of streams, so SUBACKs
+        self._answers_here: deque[Confirmation] = deque()  # of them, those that wait for peers of this node alone
         self._cold: list[bytes] = []  # entries of cold sessions that are not told yet, all gained or all lost
         self._cold_kind = wire.COLD_GAINED
 
@@ -99,7 +118,7 @@ class Announcements(Neighbours):
     def when_confirmed(self, stream: Stream | None, then: Callable[[], None], besides: WorkerId | None = None) -> None:
         """Call *then* once every peer has confirmed all changes so far; *stream*, if any, is not read until then.
 
-        Nobody waits for the worker *besides*.
+        Nobody waits for the worker *besides*, and with *stream* not longer than PATIENCE for peers of other nodes.
         """
         if not self._but(besides):
             then()
@@ -107,30 +126,67 @@ class Announcements(Neighbours):
         self._flush_cold()
         self._sequence += 1
         self._peers.tell(wire.number(wire.SYNC, self._sequence))
+        until = NOTHING_DUE
         if stream is not None:
             self._reactor.pause(stream, Pause.SUBSCRIBE)
-        self._waiting.append(Confirmation(self._sequence, stream, then, besides))
+            if any(peer.distant for peer in self._peers.all):
+                until = self._reactor.clock() + PATIENCE
+                self._reactor.soon(until)
+        waiting = self._waiting if stream is None else self._answers
+        waiting.append(Confirmation(self._sequence, stream, then, besides, until))
 
     def settle(self) -> None:
         """A peer has confirmed changes, or is gone: call what waited for it."""
-        waiting = self._waiting
-        while waiting and self._confirmed(waiting[0]):
-            confirmed = waiting.popleft()
-            if confirmed.stream is not None:
-                self._reactor.resume(confirmed.stream, Pause.SUBSCRIBE)
-            try:
-                confirmed.then()
-            except Exception as error:
-                self._failed(error)
+        for waiting in (self._waiting, self._answers):
+            while waiting and not self._missing(waiting[0]):
+                self._conclude(waiting.popleft())
+        here = self._answers_here
+        while here and self._is_known_here(here[0]):
+            self._conclude(here.popleft())
 
-    def _confirmed(self, waiting: Confirmation) -> bool:
-        return all(peer.confirmed >= waiting.sequence for peer in self._but(waiting.besides))
+    def tick(self, now: float) -> float:
+        """Wait no more for peers of other nodes where that took too long; the time at which that is due again."""
+        answers = self._answers
+        while answers and answers[0].until <= now + GRAIN:
+            confirmation = answers.popleft()
+            missing, stream = self._missing(confirmation), confirmation.stream
+            if stream is not None and missing:
+                self._late(stream, [peer for peer in missing if peer.distant], now)
+            if self._is_known_here(confirmation):
+                self._conclude(confirmation)
+            else:
+                self._answers_here.append(confirmation)
+        return answers[0].until if answers else NOTHING_DUE
+
+    def _conclude(self, confirmed: Confirmation) -> None:
+        if confirmed.stream is not None:
+            self._reactor.resume(confirmed.stream, Pause.SUBSCRIBE)
+        try:
+            confirmed.then()
+        except Exception as error:
+            self._failed(error)
+
+    def probe(self, peer: Peer) -> None:
+        """Have *peer* answer something."""
+        self._sequence += 1
+        peer.tell(wire.number(wire.SYNC, self._sequence))
+
+    def wait_for(self, peer: Peer) -> bool:
+        """Whether something waits for *peer*, for as long as it takes."""
+        return any(each.sequence > peer.confirmed and each.besides != peer.worker for each in self._waiting)
+
+    def _missing(self, waiting: Confirmation) -> list[Peer]:
+        """The peers that have not confirmed what *waiting* is about."""
+        return [peer for peer in self._but(waiting.besides) if peer.confirmed < waiting.sequence]
+
+    def _is_known_here(self, waiting: Confirmation) -> bool:
+        return all(peer.distant for peer in self._missing(waiting))
 
     def _but(self, besides: WorkerId | None) -> list[Peer]:
         return [peer for peer in self._peers.all if peer.worker != besides]
 
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._answers) + len(self._answers_here)
 
     def gates(self) -> list[Gate]:
         return [peer.gate for peer in self._peers.all]

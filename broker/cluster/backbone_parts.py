@@ -65,7 +65,7 @@ def make_backbone(
         positions,
         worker,
         base.workers,
-        lambda: [peer.worker for peer in peers.all],
+        lambda: [peer.worker for peer in peers.of_own_node()],
         wake,
         clock,
         base.log,

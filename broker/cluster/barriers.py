@@ -54,5 +54,9 @@ class Barriers:
         for number in list(self._pending):
             self.passed(peer, number)
 
+    def wait_for(self, peer: Peer) -> bool:
+        """Whether a barrier waits for *peer*."""
+        return any(peer in each.peers for each in self._pending.values())
+
     def pending(self) -> int:
         return len(self._pending)

@@ -5,10 +5,9 @@
 -- "EPOCH INCARNATION SHARD NODE USER"; of two claims the one with the greater epoch is the later one, in whatever order they
 -- arrive. Epochs are microseconds (53 bits of a number last until the year 2255).
 --
---   claim    KEYS wills of the claimant, owner, fence of the claimant; where sessions are stored also: the workers of
---            the node that own durable sessions
+--   claim    KEYS wills of the claimant, owner, fence of the claimant; where sessions are stored also: the nodes
 --            ARGV op, lease in s, incarnation, "SHARD NODE", client id, user, will or ""; how the keys of records of
---            durable sessions begin
+--            durable sessions begin, and those of the workers of a node that own durable sessions
 --            -> {epoch, the former owner or false}; {0, the owner} if the session is at another node and belongs to
 --               another user, unless its worker is fenced. The workers of a node ask each other. If no claim is known,
 --               the former owner is the worker that has the session stored, with an epoch before any other, and a user
@@ -55,8 +54,9 @@ local function may_have(claimant, owner)
 end
 
 -- The worker of *node* that has the session of *client* stored, as an owner; false if none has.
-local function owner_of_stored(client, node)
-  local workers = redis.call('HKEYS', KEYS[4])
+local function owner_of_stored_at(client, node)
+  local owners = ARGV[9] .. node
+  local workers = redis.call('HKEYS', owners)
   local records = {}
   for i, incarnation in ipairs(workers) do
     records[i] = ARGV[8] .. incarnation .. ':' .. client
@@ -66,10 +66,25 @@ local function owner_of_stored(client, node)
   end
   for i, record in ipairs(records) do
     if redis.call('EXISTS', record) == 1 then
-      local shard = string.match(redis.call('HGET', KEYS[4], workers[i]), '^%d+$') or '0'
+      local shard = string.match(redis.call('HGET', owners, workers[i]), '^%d+$') or '0'
       return table.concat({ '1', workers[i], shard, node, '*' }, ' ')
     end
   end
+end
+
+-- The worker of any node that has it stored; *node*, of the claimant, may not be among the nodes yet.
+local function owner_of_stored(client, node)
+  local found = owner_of_stored_at(client, node)
+  if found then
+    return found
+  end
+  for _, other in ipairs(redis.call('HKEYS', KEYS[4])) do
+    found = other ~= node and owner_of_stored_at(client, other)
+    if found then
+      return found
+    end
+  end
+  return false
 end
 
 local function set_will(client, epoch, will, lease)

@@ -24,6 +24,17 @@ class ControlLane(Handler):
         self._confirmed = 0
 
     def serve(self, stream: Stream, quantum: int, now: float) -> int:
+        peer = self._peer
+        if not peer.distant:
+            return self._serve(stream, quantum, now)
+        peer.heard_at = now
+        try:
+            return self._serve(stream, quantum, now)
+        except Exception as error:  # perhaps of another build: see lane_listener.py
+            self._listener.malformed(peer, error)
+            return quantum
+
+    def _serve(self, stream: Stream, quantum: int, now: float) -> int:
         data = stream.input
         position = stream.position
         end = len(data)
@@ -31,7 +42,10 @@ class ControlLane(Handler):
         stream.needs = 0
         while spent < quantum and position < end:
             body = position + wire.HEAD
-            stop = position + 4 + int.from_bytes(data[position : position + 4], "big")
+            length = int.from_bytes(data[position : position + 4], "big")
+            stop = position + 4 + length
+            if body <= end and not 0 < length <= wire.LONGEST:
+                raise MeshError(f"a frame of {length} bytes on the control lane")
             if body > end or stop > end:
                 stream.needs = max(body, stop) - position if body <= end else body - position
                 break
@@ -107,7 +121,7 @@ class ControlLane(Handler):
         elif kind == wire.PASSED:
             self._listener.passed(peer, wire.read_number(body))
         elif kind == wire.RETELL:
-            self._listener.retell(peer)
+            self._listener.retell(peer, wire.read_number(body))
         elif kind == wire.ALL_TOLD:
             self._listener.all_told(peer)
         elif kind == wire.REPORT:

@@ -30,8 +30,8 @@
 # A will without a delay is due as the connection at O ends. While O lives nobody else can tell whether it has published
 # it, or its client has withdrawn it. So N keeps it until O has let go, and publishes it if O dies before.
 #
-# If O does not have the session in Redis, another worker of the node may: the one from which the session is on its way
-# to O, or the one that has adopted it from O meanwhile. The session is taken from that worker in the same way.
+# If O does not have the session in Redis, another worker of the cluster may: the one from which the session is on its
+# way to O, or the one that has adopted it from O meanwhile. The session is taken from that worker in the same way.
 #
 # All publishes that O has not confirmed are meant, not those for the session alone: the filters of a session may be
 # thousands, and a worker that does not answer for seconds is killed by its supervisor, which has all of them published
@@ -180,12 +180,12 @@ class ForcedTakeovers:
         self._pending[taken.number] = taken
         self._end_stand_in(taken)
         former = taken.former
-        self._close_unconfirmed(former)
+        self._close_unconfirmed(former.incarnation)
         self._has_let_go(taken, self._worker)
         taken.waiting = {peer.worker for peer in self._peers.all}
         if former not in taken.waiting:
             self._end_hold(taken, False)
-        self._peers.tell(wire.frame(wire.TOOK, TOOK.pack(taken.number, former.shard, former.incarnation)))
+        self._peers.tell(wire.frame(wire.TOOK, TOOK.pack(taken.number, former.incarnation)))
         self._announcements.when_confirmed(None, partial(self._known, taken), former)
 
     def _known(self, taken: ForcedTakeover) -> None:
@@ -236,10 +236,9 @@ class ForcedTakeovers:
 
     # At the other workers.
 
-    def took(self, peer: Peer, number: int, shard: int, incarnation: int) -> None:
-        """*peer* has taken a session from a worker of this node."""
-        former = WorkerId(self._worker.node, shard, incarnation)
-        if former == self._worker:
+    def took(self, peer: Peer, number: int, former: int) -> None:
+        """*peer* has taken a session from the worker with the incarnation *former*."""
+        if former == self._worker.incarnation:
             let_go = partial(self._let_go_of_own, peer, number)
             self._durable.confirm(partial(self._durable.confirm, let_go))  # once more: until its will is stored
         else:
@@ -248,16 +247,16 @@ class ForcedTakeovers:
 
     def _let_go_of_own(self, peer: Peer, number: int) -> None:
         """This worker did not answer, and has ended what it had of the session."""
-        self._close_unconfirmed(peer.worker)
+        self._close_unconfirmed(peer.worker.incarnation)
         self._let_go(peer, number)
 
     def _let_go(self, peer: Peer, number: int) -> None:
         if not peer.gone:
             peer.write(wire.DATA_HEAD + wire.frame(wire.LET_GO, NUMBER.pack(number)))
 
-    def _close_unconfirmed(self, worker: WorkerId) -> None:
-        """Close the connections whose publishes *worker*, a peer, has not confirmed."""
-        peer = self._peers.find(worker)
+    def _close_unconfirmed(self, incarnation: int) -> None:
+        """Close the connections whose publishes the peer with *incarnation* has not confirmed."""
+        peer = self._peers.of_incarnation(incarnation)
         if peer is not None:  # or they were closed when it ended
             self._abandon_all(peer.confirming.unconfirmed())
 

@@ -5,7 +5,7 @@
 # ALL_RETAINED. The newcomer serves no client before it has both from every peer.
 #
 # Every peer tells the newcomer the retained messages that it set itself. Those that a dead worker set are told by all.
-# If a peer dies before it has told its part, the newcomer asks the others to tell theirs again (RETELL).
+# If a peer dies before it has told its part, the newcomer asks the others to tell theirs again, and its (RETELL).
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -13,7 +13,7 @@ from typing import Final
 from broker.cluster import wire
 from broker.cluster.peer import Peer
 from broker.cluster.peers import Peers
-from broker.routing.hybrid_clock import WRITER_MASK
+from broker.routing.hybrid_clock import WRITER_MASK, HybridClock
 from broker.routing.retained import Retained
 from broker.routing.route import RESERVED
 from broker.routing.routes import Routes
@@ -27,7 +27,11 @@ COLD_PAGE: Final = 512  # entries of cold sessions, about: to tell one takes a t
 class Progress:
     """What *peer* still has to be told."""
 
-    def __init__(self, peer: Peer, filters: list[bytes], groups: list[SharedGroup], topics: list[bytes]) -> None:
+    def __init__(
+        self, peer: Peer, filters: list[bytes], groups: list[SharedGroup], topics: list[bytes], dead: int = -1
+    ) -> None:
+        """*dead*: the lower bits in the stamps of a worker that is known to be gone."""
+        self.dead = dead
         self.peer = peer
         self.filters = filters
         self.groups = groups
@@ -37,8 +41,21 @@ class Progress:
 
 
 class FullSync:
-    def __init__(self, peers: Peers, routes: Routes, retained: Retained, adopted: Callable[[], bool]) -> None:
-        """*adopted*: whether this worker has the durable sessions of its predecessor: before, it has not told all."""
+    def __init__(
+        self,
+        peers: Peers,
+        routes: Routes,
+        retained: Retained,
+        stamps: HybridClock,
+        adopted: Callable[[], bool],
+        told: Callable[[Peer], None],
+    ) -> None:
+        """*stamps*: of the retained messages that this worker sets. *told* is called when a peer was told all interest.
+
+        *adopted*: whether this worker has the durable sessions of its predecessor: before, it has not told all.
+        """
+        self._stamps = stamps
+        self._told = told
         self._peers = peers
         self._routes = routes
         self._retained = retained
@@ -50,9 +67,11 @@ class FullSync:
         filters, groups = self._routes.index.names(), list(self._routes.shared_groups())
         self.pending.append(Progress(peer, filters, groups, self._topics()))
 
-    def repeat_retained(self, peer: Peer) -> None:
-        """*peer* asks for the retained messages again: a worker that was to tell its part has died."""
-        self.pending.append(Progress(peer, [], [], self._topics()))
+    def repeat_retained(self, peer: Peer, writer: int) -> None:
+        """*peer* asks for the retained messages again: the worker with the number *writer*, which was to tell its part,
+        has died. This worker may not have heard of that.
+        """
+        self.pending.append(Progress(peer, [], [], self._topics(), writer))
 
     def step(self) -> bool:
         """Tell the next page; false if nothing can be told now, as each peer's data lane is full or all is told."""
@@ -102,6 +121,8 @@ class FullSync:
         if progress.cold < 0:
             progress.interest_told = True
             peer.tell(wire.frame(wire.ALL_TOLD))
+            peer.knows_all = True
+            self._told(peer)
 
     def _tell_cold(self, progress: Progress) -> None:
         """Tell a page of entries of cold sessions. Only when all sessions are adopted, so they are not told twice."""
@@ -120,25 +141,30 @@ class FullSync:
         for _ in range(PAGE):
             if not peer.gate.open or not progress.topics:
                 break
-            self._tell_topic(peer, progress.topics.pop())
+            self._tell_topic(peer, progress.topics.pop(), progress.dead)
         if progress.topics:
             return False
         peer.write(wire.DATA_HEAD + wire.frame(wire.ALL_RETAINED))
         return True
 
-    def _tell_topic(self, peer: Peer, topic: bytes) -> None:
+    def _tell_topic(self, peer: Peer, topic: bytes, dead: int) -> None:
         """Tell the message or the deletion of *topic*, unless another peer tells it."""
         if topic.startswith(RESERVED):
             return  # every worker has its own
         kept = self._retained.peek(topic)
         if kept is None:
             stamp = self._retained.tombstone(topic)
-            if stamp and self._is_ours_to_tell(stamp):
+            if stamp and self._is_ours_to_tell(stamp, dead):
                 peer.write(wire.message(Message(topic, b"", 0, True, b"", NEVER), wire.KEEP, "", stamp))
-        elif self._is_ours_to_tell(kept.stamp):
+        elif self._is_ours_to_tell(kept.stamp, dead):
             peer.write(wire.message(kept, wire.KEEP, kept.client_id, kept.stamp))
 
-    def _is_ours_to_tell(self, stamp: int) -> bool:
-        """Whether this worker made the write with *stamp*, or a worker that is gone."""
+    def _is_ours_to_tell(self, stamp: int, dead: int) -> bool:
+        """Whether this worker made the write with *stamp*, or a worker that is gone.
+
+        Of two workers whose stamps look alike, which is most improbable, each tells those of both.
+        """
         writer = stamp & WRITER_MASK
+        if writer == dead or self._stamps.gave(stamp):
+            return True
         return all(peer.writer != writer for peer in self._peers.all)

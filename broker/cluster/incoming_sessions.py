@@ -17,6 +17,10 @@ from broker.session.transfer.session_import import SessionImport, SessionImportE
 from broker.worker_id import WorkerId
 
 LONG_TURN: Final = 0.25  # seconds between two ticks: after more this worker stood still
+# Seconds for a worker of another node to answer; then its session is taken in the store. If it hangs, or has died, only
+# the end of its lease says so, and its clients are not to wait for that.
+DISTANT_ANSWER: Final = 0.3
+LATER: Final = float("inf")
 
 
 class IncomingSession:
@@ -28,6 +32,7 @@ class IncomingSession:
         self.asked = asked
         self.then = then
         self.deadline = deadline
+        self.distant_by = LATER  # when distant peers have to have answered
         self.epoch = 0  # the greatest in the answers
         self.credits = UNKNOWN  # of the client
         self.source: Peer | None = None  # the peer that sends the session
@@ -86,17 +91,25 @@ class IncomingSessions:
             self._ask(client_id, [peer], epoch, user, wanted, then)
 
     def claim_within_node(self, client_id: str, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
-        missing = len(self._peers.all) < self._others
+        peers = self._peers.of_own_node()
+        self._ask(client_id, peers, epoch, user, wanted, then, len(peers) < self._others)
+
+    def claim_everywhere(self, client_id: str, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
+        missing = len(self._peers.of_own_node()) < self._others or self._peers.absent > 0
         self._ask(client_id, self._peers.all, epoch, user, wanted, then, missing)
 
     def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
         peer = self._peers.find(owner.worker)
         if peer is None:
-            then(False)
+            then(self._may_live(owner.worker))
             return
         self._number += 1
         self._questions[self._number] = (peer, then)
         peer.tell(wire.frame(wire.WHETHER, NUMBER.pack(self._number) + client_id.encode()))
+
+    def _may_live(self, worker: WorkerId) -> bool:
+        """Whether *worker*, which is no peer, may live all the same: its node cannot be reached, perhaps."""
+        return worker.node != self._worker.node and not self._peers.has_left(worker)
 
     def _ask(
         self,
@@ -114,9 +127,11 @@ class IncomingSessions:
             return
         self._number += 1
         number = self._number
-        deadline = self._clock() + TAKEOVER_TIMEOUT
-        self._pending[number] = incoming = IncomingSession(number, client_id, set(peers), then, deadline)
+        now = self._clock()
+        self._pending[number] = incoming = IncomingSession(number, client_id, set(peers), then, now + TAKEOVER_TIMEOUT)
         incoming.unanswered = unanswered
+        if any(peer.distant for peer in peers):
+            incoming.distant_by = now + DISTANT_ANSWER
         for peer in peers:
             peer.tell(wire.frame(wire.ASK, ASK.pack(number, epoch, wanted, user.encode()) + client_id.encode()))
 
@@ -174,10 +189,16 @@ class IncomingSessions:
         incoming.switched = True
         incoming.filter.mark(self._worker)
         incoming.unmarked = set(self._peers.all)
-        self._peers.tell(wire.frame(wire.SWITCH, SWITCH.pack(incoming.number, source.shard)))
+        for peer in self._peers.all:
+            if peer.knows_all:
+                self._switch(peer, incoming.number, source)
         if incoming.lives:
-            source.write(wire.DATA_HEAD + wire.frame(wire.MARK, MARK.pack(incoming.number, self._worker.shard)))
+            source.write(wire.DATA_HEAD + wire.frame(wire.MARK, MARK.pack(incoming.number, self._worker.incarnation)))
         self._check(incoming)
+
+    def _switch(self, peer: Peer, number: int, source: Peer) -> None:
+        """Have *peer*, which knows of the session *number* here, mark its messages."""
+        peer.tell(wire.frame(wire.SWITCH, SWITCH.pack(number, source.worker.incarnation)))
 
     def marked(self, peer: Peer, number: int) -> None:
         """What *peer* sends from here on is for the session at this worker."""
@@ -252,18 +273,23 @@ class IncomingSessions:
     # Peers that come and go, and time.
 
     def joined(self, peer: Peer) -> None:
-        """*peer* is new, and sends messages to both places, too: it has to mark."""
+        """*peer* is new, and sends messages to both places, too: it has to mark, once it is `told()` of them."""
         for incoming in self._pending.values():
             if incoming.switched and incoming.source is not None:
                 incoming.unmarked.add(peer)
-                peer.tell(wire.frame(wire.SWITCH, SWITCH.pack(incoming.number, incoming.source.shard)))
+
+    def told(self, peer: Peer) -> None:
+        """*peer*, which is new, has been told what is subscribed to here."""
+        for incoming in self._pending.values():
+            if peer in incoming.unmarked and incoming.source is not None:
+                self._switch(peer, incoming.number, incoming.source)
 
     def lost(self, peer: Peer) -> None:
         """*peer* is gone, and all that it sent has been taken."""
         for number, (asked, then) in list(self._questions.items()):
             if asked is peer:
                 del self._questions[number]
-                then(False)
+                then(self._may_live(peer.worker))
         for incoming in list(self._pending.values()):
             incoming.unanswered = incoming.unanswered or peer in incoming.asked
             incoming.asked.discard(peer)
@@ -276,6 +302,12 @@ class IncomingSessions:
                 result = TakeoverResult(None, incoming.epoch, nowhere=True, unanswered=True)
                 self._conclude(incoming, incoming.failed or result)
 
+    def wait_for(self, peer: Peer) -> bool:
+        """Whether *peer* is to give a session, to mark its messages for one, or to say whether it has one."""
+        if any(asked is peer for asked, _ in self._questions.values()):
+            return True
+        return any(each.source is peer or peer in each.unmarked for each in self._pending.values())
+
     def tick(self, now: float) -> None:
         """Abandon what takes too long: the client will have gone. To be called ten times a second.
 
@@ -286,7 +318,23 @@ class IncomingSessions:
         if late > LONG_TURN:
             for incoming in self._pending.values():
                 incoming.deadline = min(incoming.deadline + late, now + TAKEOVER_TIMEOUT)
+                incoming.distant_by += late
+        for incoming in [one for one in self._pending.values() if one.distant_by <= now]:
+            self._give_up_distant(incoming)
         for incoming in [one for one in self._pending.values() if one.deadline <= now and not one.stored]:
+            self._abandon(incoming, TakeoverResult(None, incoming.epoch, unanswered=True))
+
+    def _give_up_distant(self, incoming: IncomingSession) -> None:
+        """Do not wait any more for distant peers that have not answered."""
+        incoming.distant_by = LATER
+        silent = {peer for peer in incoming.asked if peer.distant}
+        if not silent:
+            return
+        incoming.asked -= silent
+        incoming.unanswered = True
+        if incoming.asked or incoming.source is not None:
+            self._check(incoming)
+        else:
             self._abandon(incoming, TakeoverResult(None, incoming.epoch, unanswered=True))
 
 

@@ -7,12 +7,20 @@ from broker.session.session import Session
 
 
 class MeshError(Exception):
-    """A peer sent what no worker sends: a mistake in our own code, after which nothing on the lane can be trusted."""
+    """A peer sent what no worker sends, after which nothing on the lane can be trusted.
+
+    From a peer of this node it is a mistake in our own code, and ends the worker. A peer of another node may be of
+    another build: its lanes are begun anew.
+    """
 
 
 class LaneListener:
     def lane_lost(self, peer: Peer, stream: Stream) -> None:
         """The lane *stream* has ended: *peer* is gone."""
+        raise NotImplementedError
+
+    def malformed(self, peer: Peer, error: Exception) -> None:
+        """What *peer*, of another node, has sent cannot be read: *error* says why. Its lanes are of no use any more."""
         raise NotImplementedError
 
     def confirmed(self, peer: Peer) -> None:
@@ -27,8 +35,8 @@ class LaneListener:
         """*peer* has told all retained messages that it had to tell."""
         raise NotImplementedError
 
-    def retell(self, peer: Peer) -> None:
-        """*peer* asks for the retained messages again."""
+    def retell(self, peer: Peer, writer: int) -> None:
+        """*peer* asks for the retained messages again, with those of the worker that has *writer* in its stamps."""
         raise NotImplementedError
 
     def opened(self, peer: Peer, now: float) -> None:

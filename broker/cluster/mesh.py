@@ -1,18 +1,26 @@
-# The mesh: every worker of a node is joined to every other one by two lanes, each a socket pair.
+# The mesh: every worker of the cluster is joined to every other one by two lanes.
 #
-# - The supervisor makes the socket pairs and hands each end to a worker, so the identity at the other end is known
-#   without a handshake, and there is nothing to dial, to refuse or to clean up.
+# - Within a node each lane is a socket pair. The supervisor makes the socket pairs and hands each end to a worker, so
+#   the identity at the other end is known without a handshake, and there is nothing to dial, to refuse or to clean up.
+#   Between nodes it is made of messages of Redis. A worker of another node is a *distant* peer, which joins and leaves
+#   as its node is listed (distant_peers.py).
 # - A peer that joins is told everything (full_sync.py), and tells everything. A worker serves no client before that is
 #   complete. Changes after that are announced (announcements.py).
-# - The end of a lane is the death of the worker: the kernel reports it as soon as the supervisor has killed a worker
-#   that hangs. Nothing is sent to that peer any more, and nothing waits for it. What it has told of its subscribers is
-#   withdrawn, page by page; messages that it sent before are still delivered, as they were acknowledged.
+# - Within a node the end of a lane is the death of the worker: the kernel reports it as soon as the supervisor has
+#   killed a worker that hangs. Nothing is sent to that peer any more, and nothing waits for it. What it has told of its
+#   subscribers is withdrawn, page by page; messages that it sent before are still delivered, as they were acknowledged.
 # - The durable sessions of a dead worker are adopted by the one that follows it. Until that has told all its filters,
 #   publishes for them wait at the gate of the dead worker: what is acknowledged meanwhile would reach nobody. The same
 #   holds for its cold sessions, of which peers know hashes only (routing/remote_interest.py).
+# - A distant peer that has died with its node is a peer until the lease of the node ends. Takeovers and what else
+#   waits for a peer would stand still for so long. So the lanes to a distant peer that is silent for SILENCE while
+#   something waits for it are begun anew, and it is no peer before it is heard again.
+# - What a distant peer sends is read by this build, and perhaps written by another one: if it cannot be read, the lanes
+#   to that peer are begun anew, and this worker goes on.
 # - If all workers of a node start at once, nobody remembers anything. So with stored sessions a worker also waits for
-#   peers that have not joined yet: it has to know what is subscribed to at each shard before it takes a publish. It
-#   waits for as long as that takes, and says so: its supervisor starts a worker of each shard again, or ends the node.
+#   peers of its node that have not joined yet, and for all workers of other nodes that are listed: it has to know what
+#   is subscribed to at each shard before it takes a publish. It waits for as long as that takes, and says so: its
+#   supervisor starts a worker of each shard again, or ends the node.
 # - The deletion of a retained message may overtake the write that it deletes, on its way to a third worker, which then
 #   has nothing to delete and keeps no tombstone. So the worker that made the write repeats the deletion behind it.
 import socket
@@ -25,6 +33,7 @@ from broker.cluster.announcements import Announcements
 from broker.cluster.barriers import Barriers
 from broker.cluster.control_lane import ControlLane
 from broker.cluster.data_lane import DataLane
+from broker.cluster.distant_peers import DistantPeers, LaneOpener
 from broker.cluster.full_sync import PAGE, FullSync
 from broker.cluster.lane_listener import LaneListener
 from broker.cluster.peer import Peer
@@ -33,6 +42,7 @@ from broker.cluster.shared_members import SharedMembers
 from broker.cluster.takeovers import Takeovers
 from broker.delivery.completion import Completion
 from broker.delivery.outbox import unbounded
+from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
@@ -41,7 +51,7 @@ from broker.overload.level import log_of, store_memory_of, store_of, without_gat
 from broker.overload.throttle import Throttle
 from broker.routing.fanout import Deliveries
 from broker.routing.hash_set import HashSet
-from broker.routing.hybrid_clock import HybridClock
+from broker.routing.hybrid_clock import HybridClock, writer_of
 from broker.routing.neighbour import Neighbour
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
@@ -54,6 +64,8 @@ from broker.store.sessions import SessionStore
 from broker.worker_id import WorkerId
 
 HOUSEKEEPING: Final = 0.1  # seconds
+SILENCE: Final = 1.0  # seconds, after which a supervisor ends a worker that hangs, too
+LONG_TURN: Final = 0.25  # seconds by which a look is late: this worker stood still, and has not read what came
 NOTHING_DUE: Final = 3600.0  # seconds
 
 
@@ -100,6 +112,7 @@ class Mesh(LaneListener):
         adopted: Callable[[], bool],
         durable: DurableStore | None,
         sessions: SessionStore,
+        log: Log,
     ) -> None:
         """*report_received* is called with each overload report of a peer; *failed* with exceptions of our own code;
         *abandon* with publishes that a peer may have lost. *adopted*: see `FullSync`. *durable*: stores sessions and
@@ -107,7 +120,9 @@ class Mesh(LaneListener):
         """
         self._durable = durable
         self._sessions = sessions
+        self._log = log
         self._peers = peers
+        self._distant = DistantPeers(reactor, clock, self._heard)
         self._announcements = announcements
         self._barriers = barriers
         self._takeovers = takeovers
@@ -124,13 +139,15 @@ class Mesh(LaneListener):
         self._failed = failed
         self._abandon = abandon
         self._adopted = adopted
-        self._full_sync = FullSync(peers, routes, retained, adopted)
+        self._full_sync = FullSync(peers, routes, retained, stamps, adopted, takeovers.told)
         self._shared_members = SharedMembers(routes, announcements)
         self._lanes: dict[Peer, DataLane] = {}
         self._withdrawing: deque[Withdrawal] = deque()  # of peers that are gone
         self._orphaned: list[Peer] = []  # peers that are gone, and whose durable sessions nobody has adopted yet
+        self._expected = 0  # workers of other nodes that may have durable sessions, and that cannot be joined yet
         self._housekeeping_at = 0.0
-        self._told: set[int] = set()  # shards whose worker, or a former one, has told all its filters
+        self._looked_at = clock()  # for silent peers
+        self._told: set[int] = set()  # shards of this node whose worker, or a former one, has told all its filters
         self._was_complete = False  # everything that there was when this worker joined has been received
         self._when_complete: list[Callable[[], None]] = []
 
@@ -142,9 +159,78 @@ class Mesh(LaneListener):
 
     def join(self, worker: WorkerId, data: socket.socket, control: socket.socket) -> None:
         """*worker* is at the other ends of *data* and *control*, which do not block."""
-        name = f"worker {worker.shard}"
-        data_stream = Stream(data, name, unbounded(data.fileno(), self._reactor.dirty))
-        control_stream = Stream(control, name, unbounded(control.fileno(), self._reactor.dirty))
+        name, reactor = f"worker {worker.shard}", self._reactor
+        data_stream, control_stream = (
+            Stream(each, name, unbounded(each.fileno(), reactor.dirty)) for each in (data, control)
+        )
+        data_lane, control_lane = self._add(worker, data_stream, control_stream, False)
+        reactor.attach(data_stream, data_lane)
+        reactor.attach(control_stream, control_lane)
+        reactor.wake()
+
+    def connect_nodes(self, lanes: LaneOpener) -> None:
+        """Reach workers of other nodes by *lanes*, which calls `restarted()`. To be called before one is joined."""
+        self._distant.lanes = lanes
+
+    def join_distant(self, worker: WorkerId) -> None:
+        """The lease of another node says that *worker* lives: have it as a peer. A second call does nothing, nor does
+        the first one without `connect_nodes()`.
+        """
+        self._peers.joins(worker)
+        self._distant.join(worker)
+        self._check_complete()
+
+    def leave(self, worker: WorkerId) -> None:
+        """*worker*, of another node, has ended, or the lease of its node has; *worker* may be joined again later.
+
+        Its durable sessions are waited for until another worker has them: the one that follows it, by telling all its
+        filters, or the one that `adopted_elsewhere()` tells of.
+        """
+        self._peers.leaves(worker)
+        if self._distant.leave(worker) and self._peers.find(worker) is None:
+            self._ask_for_retained_of(writer_of(worker))
+        self._end_distant(worker)
+        self._check_complete()
+
+    def expect_distant(self, workers: int) -> None:
+        """So many workers of other nodes may have durable sessions and cannot be joined: they have not begun yet, or
+        have died with their node and nobody has settled it. Nothing is complete before all can be or are settled.
+        """
+        self._expected = 0 if self._distant.lanes is None else workers
+        self._check_complete()
+
+    def adopted_elsewhere(self, worker: WorkerId) -> None:
+        """A peer has adopted all durable sessions of *worker*, and has told all their filters."""
+        for orphaned in [each for each in self._orphaned if each.worker == worker]:
+            self._orphaned.remove(orphaned)
+            self._withdraw_durable(orphaned, self._clock())
+        peer = self._peers.find(worker)
+        if peer is not None and peer.distant:  # it was taken for dead: what it had told before is not true any more
+            peer.adopted = True
+            self.restarted(worker)
+        self._check_complete()
+
+    def restarted(self, worker: WorkerId) -> None:
+        """The lanes to *worker*, of another node, are closed: its end has begun anew, or they have failed."""
+        self._end_distant(worker)
+        self._distant.failed(worker)
+        self._check_complete()
+
+    def _heard(self, worker: WorkerId, data: Stream, control: Stream) -> None:
+        """A worker of another node has greeted this one."""
+        data.handler, control.handler = self._add(worker, data, control, True)
+
+    def _end_distant(self, worker: WorkerId) -> None:
+        """The lanes to *worker*, of another node, are closed. What they brought and was not read is lost."""
+        peer = self._peers.find(worker)
+        if peer is None or not peer.distant:
+            return
+        self._reactor.destroy(peer.data)
+        self._withdraw(peer)
+        self._takeovers.lost(peer)
+
+    def _add(self, worker: WorkerId, data: Stream, control: Stream, distant: bool) -> tuple[DataLane, ControlLane]:
+        """Have *worker* as a peer; what serves its lanes."""
         now, resource = self._clock(), str(worker)
         gate = self._throttle.add_gate(resource, now, without_gate(resource))
         store: Gate | None = None
@@ -153,27 +239,37 @@ class Mesh(LaneListener):
             store = self._throttle.add_gate(store_of(resource), now, (store_memory_of(resource),))
             if self._durable.log_gate() is not None:
                 log = self._throttle.add_gate(log_of(resource), now)
-        peer = Peer(worker, data_stream, control_stream, gate, store, log)
+        peer = Peer(worker, data, control, gate, store, log, distant)
+        peer.heard_at = now
         self._announcements.joined(peer)
         self._peers.all.append(peer)
-        lane = DataLane(peer, self, self._routes, self._deliveries, self._counters, self._origin)
-        self._lanes[peer] = lane
-        self._reactor.attach(data_stream, lane)
-        self._reactor.attach(control_stream, ControlLane(peer, self, self._routes))
+        lane = self._lanes[peer] = DataLane(peer, self, self._routes, self._deliveries, self._counters, self._origin)
         self._takeovers.joined(peer)
         self._full_sync.begin(peer)
-        self._reactor.wake()
+        return lane, ControlLane(peer, self, self._routes)
 
-    def untold(self) -> list[int]:
-        """With stored sessions: the shards whose filters nobody has told yet, as their workers have yet to come."""
-        if self._durable is None:
-            return []
-        me = self._origin.here.shard
-        return [shard for shard in range(self._durable.workers) if shard != me and shard not in self._told]
+    def untold(self) -> list[str]:
+        """The workers that have not told all their filters yet, as NODE/SHARD.
+
+        Those of this node that have not begun yet count with stored sessions only.
+        """
+        here = self._origin.here
+        shards = range(0 if self._durable is None else self._durable.workers)
+        missing = [f"{here.node}/{shard}" for shard in shards if shard != here.shard and shard not in self._told]
+        distant = [str(peer.worker) for peer in self._peers.all if peer.distant and not peer.told_all]
+        return missing + distant + [str(worker) for worker in self._distant.unheard()]
+
+    def expected(self) -> int:
+        """Workers of other nodes that are waited for as `expect_distant()` says."""
+        return self._expected
 
     def complete(self) -> bool:
-        """Whether every peer has told everything that it had to tell; with stored sessions, also those to come."""
-        if self._durable is not None and len(self._told) < self._durable.workers - 1:
+        """Whether every peer, and every worker of other nodes that is listed, has told everything that it had to tell;
+        with stored sessions, also those to come.
+        """
+        if self._distant.unheard():
+            return False
+        if self._durable is not None and (len(self._told) < self._durable.workers - 1 or self._expected):
             return False
         return all(peer.told_all and peer.retained_all for peer in self._peers.all)
 
@@ -183,8 +279,10 @@ class Mesh(LaneListener):
         self._check_complete()
 
     def _check_complete(self) -> None:
+        orphaned = [peer for peer in self._orphaned if peer.distant]
+        self._peers.absent = len(orphaned) + self._expected + len(self._distant.unheard())
         if self._durable is not None:
-            all_here = len(self._peers.all) + 1 >= self._durable.workers and not self._orphaned
+            all_here = len(self._peers.of_own_node()) + 1 >= self._durable.workers and not self._orphaned
             self._routes.set_members_known(all_here and self._adopted() and self.complete())
         if self._when_complete and self.complete():
             waiting, self._when_complete = self._when_complete, []
@@ -203,15 +301,14 @@ class Mesh(LaneListener):
         self._peers.all.remove(peer)
         self._routes.invalidate()
         self._withdrawing.append(Withdrawal(peer, peer.filters, list(self._routes.shared_groups())))
-        if not peer.retained_all and not self._was_complete:
-            for other in self._peers.all:
-                other.retained_all = False
-                other.tell(wire.frame(wire.RETELL))
+        if not peer.retained_all:
+            self._ask_for_retained_of(peer.writer)
         peer.confirming.orphaned = True
         self._abandon_all(peer, now)
         del self._lanes[peer]
         confirming = peer.confirming
-        if confirming.filters or confirming.shared or self._routes.has_cold_elsewhere(confirming):
+        durable = confirming.filters or confirming.shared or self._routes.has_cold_elsewhere(confirming)
+        if durable and not peer.adopted:
             peer.gate.reset(now)
             peer.gate.block()
             self._orphaned.append(peer)
@@ -220,6 +317,13 @@ class Mesh(LaneListener):
         self._barriers.remove(peer)
         self._announcements.settle()
         self._check_complete()
+
+    def _ask_for_retained_of(self, writer: int) -> None:
+        """The worker with these lower bits in its stamps is gone, and had not told all that it has retained."""
+        if not self._was_complete:
+            for peer in self._peers.all:
+                peer.retained_all = False
+                peer.tell(wire.number(wire.RETELL, writer))
 
     def _withdraw_durable(self, peer: Peer, now: float) -> None:
         """Nobody waits any more for the durable sessions of *peer*, which is gone."""
@@ -241,6 +345,9 @@ class Mesh(LaneListener):
     # What the lanes report.
 
     def lane_lost(self, peer: Peer, stream: Stream) -> None:
+        if peer.distant:
+            self.restarted(peer.worker)
+            return
         self._reactor.destroy(stream)
         if not peer.gone:
             self._withdraw(peer)
@@ -249,10 +356,11 @@ class Mesh(LaneListener):
 
     def all_told(self, peer: Peer) -> None:
         peer.told_all = True
-        self._told.add(peer.shard)
+        if not peer.distant:
+            self._told.add(peer.shard)
         if self._routes.has_cold_elsewhere(peer.confirming):
             self._routes.invalidate()  # its cold sessions were never told by their filters
-        for orphaned in [each for each in self._orphaned if each.shard == peer.shard]:
+        for orphaned in [each for each in self._orphaned if each.worker.same_place(peer.worker)]:
             self._orphaned.remove(orphaned)
             self._withdraw_durable(orphaned, self._clock())
         self._check_complete()
@@ -262,8 +370,13 @@ class Mesh(LaneListener):
         self._was_complete = self._was_complete or self.complete()
         self._check_complete()
 
-    def retell(self, peer: Peer) -> None:
-        self._full_sync.repeat_retained(peer)
+    def malformed(self, peer: Peer, error: Exception) -> None:
+        self._counters.lanes_malformed += 1
+        self._log.error("lanes_malformed", peer=str(peer.worker), why=str(error) or type(error).__name__)
+        self.restarted(peer.worker)
+
+    def retell(self, peer: Peer, writer: int) -> None:
+        self._full_sync.repeat_retained(peer, writer)
         self._reactor.wake()
 
     def confirmed(self, peer: Peer) -> None:
@@ -357,9 +470,10 @@ class Mesh(LaneListener):
 
     def tick(self, now: float) -> float:
         """Do what is due; the time of the next thing that will be."""
+        joining = self._distant.tick(now)
         peers = self._peers.all
         if not peers:
-            return now + NOTHING_DUE
+            return min(joining, now + NOTHING_DUE)
         for peer in peers:
             peer.mark(now)
             if peer.confirming.pass_undelivered(now):
@@ -368,7 +482,32 @@ class Mesh(LaneListener):
             self._housekeeping_at = now + HOUSEKEEPING
             self._takeovers.tick(now)
             self._shared_members.look()
-        due = self._housekeeping_at
+            self._end_silent(now)
+        due = min(self._housekeeping_at, joining, self._announcements.tick(now))
         for lane in self._lanes.values():
             due = min(due, lane.tick(now))
         return due
+
+    def _end_silent(self, now: float) -> None:
+        """Begin the lanes of distant peers anew that are silent while something waits for them.
+
+        They are asked for a sign of life first. Time in which this worker stood still does not count.
+        """
+        late = now - self._looked_at - HOUSEKEEPING
+        self._looked_at = now
+        for peer in [each for each in self._peers.all if each.distant]:
+            if not self._is_waited_for(peer):
+                peer.waited_since = 0.0
+                continue
+            if not peer.waited_since or late > LONG_TURN:
+                peer.waited_since = now
+            silent = now - max(peer.heard_at, peer.waited_since)
+            if silent >= SILENCE:
+                self._counters.lanes_silent += 1
+                self._log.warning("lanes_silent", peer=str(peer.worker))
+                self.restarted(peer.worker)
+            elif now - peer.heard_at >= HOUSEKEEPING:
+                self._announcements.probe(peer)
+
+    def _is_waited_for(self, peer: Peer) -> bool:
+        return self._announcements.wait_for(peer) or self._barriers.wait_for(peer) or self._takeovers.wait_for(peer)

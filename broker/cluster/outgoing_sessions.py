@@ -44,6 +44,7 @@ class OutgoingSession:
         self.passed = False  # all peers have processed what this worker accepted from its client
         self.leaving = False  # it is being given to its new worker and taken out of the routes, or has been
         self.left = False  # it has been
+        self.uncertain = False  # some publishes may have come here alone
         self.refused = False  # its new worker has ended, which this worker has not heard of yet
 
 
@@ -67,7 +68,7 @@ class OutgoingSessions:
         self._claims = claims
         claims.when_decided = self._when_decided
         self._clock = clock
-        self._pending: dict[tuple[int, int], OutgoingSession] = {}  # by shard of the asking peer, and its number
+        self._pending: dict[tuple[int, int], OutgoingSession] = {}  # by incarnation of the asking peer, and its number
         self._undecided: dict[str, OutgoingSession] = {}  # by client id
         self._sending: deque[OutgoingSession] = deque()  # those with chunks to be sent
 
@@ -109,6 +110,10 @@ class OutgoingSessions:
         else:
             outgoing.waiting.append(then)
 
+    def _is_pending(self, outgoing: OutgoingSession) -> bool:
+        """Whether its new worker has neither taken nor abandoned it, and lives."""
+        return self._pending.get((outgoing.peer.worker.incarnation, outgoing.number)) is outgoing
+
     def _given_up(
         self,
         peer: Peer,
@@ -145,7 +150,7 @@ class OutgoingSessions:
             return
         outgoing = OutgoingSession(peer, number, epoch, exported, set(self._peers.all))
         session.transfer_filter = outgoing.filter
-        self._pending[peer.shard, number] = self._undecided[session.client_id] = outgoing
+        self._pending[peer.worker.incarnation, number] = self._undecided[session.client_id] = outgoing
         # On the lane of the chunks, which could otherwise arrive first.
         comes = ANSWER.pack(number, STORED if exported.stored else COMES, result.epoch, credits)
         peer.write(wire.DATA_HEAD + wire.frame(wire.ANSWER, comes))
@@ -175,14 +180,14 @@ class OutgoingSessions:
 
     def switched(self, peer: Peer, number: int) -> None:
         """*peer* has subscribed its session, and this worker has marked: publishes from here go to it there."""
-        outgoing = self._pending.get((peer.shard, number))
+        outgoing = self._pending.get((peer.worker.incarnation, number))
         if outgoing is not None:
             outgoing.switched = True
             outgoing.filter.mark(self._worker)
             self._leave(outgoing)
 
     def marked(self, peer: Peer, asker: int, number: int) -> None:
-        """What *peer* sends from here on is for the session at the worker with the shard *asker*."""
+        """What *peer* sends from here on is for the session at the worker with the incarnation *asker*."""
         outgoing = self._pending.get((asker, number))
         if outgoing is not None:
             outgoing.filter.mark(peer.worker)
@@ -193,7 +198,7 @@ class OutgoingSessions:
         """Take the session out of the routes once nothing is sent to it any more; then the rest of it is sent."""
         if outgoing.leaving or not outgoing.passed or not outgoing.switched or outgoing.unmarked:
             return
-        if self._pending.get((outgoing.peer.shard, outgoing.number)) is outgoing:
+        if self._is_pending(outgoing):
             outgoing.leaving = True
             self._withdraw(outgoing)
 
@@ -204,10 +209,11 @@ class OutgoingSessions:
     def _left(self, outgoing: OutgoingSession) -> None:
         """Nothing is delivered to it here any more; a durable one is that of its new worker."""
         outgoing.left = True
-        if self._pending.get((outgoing.peer.shard, outgoing.number)) is outgoing:
-            # If the next worker of that shard is here, that one has died, and some publishes may have come here alone.
-            replaced = any(each.shard == outgoing.peer.shard and each is not outgoing.peer for each in self._peers.all)
-            self._release_kept(outgoing, not replaced)
+        if self._is_pending(outgoing):
+            # If the worker that follows it is here, it has died, and some publishes may have come here alone.
+            taker = outgoing.peer
+            replaced = any(each is not taker and each.worker.same_place(taker.worker) for each in self._peers.all)
+            self._release_kept(outgoing, not replaced and not outgoing.uncertain)
             self._sending.append(outgoing)
         else:  # that worker has died: whoever claims the session takes it from there
             self._release_kept(outgoing, False)
@@ -215,7 +221,7 @@ class OutgoingSessions:
 
     def _refused(self, outgoing: OutgoingSession) -> None:
         """Its new worker has ended: it stays."""
-        if self._pending.get((outgoing.peer.shard, outgoing.number)) is outgoing:
+        if self._is_pending(outgoing):
             outgoing.refused = True  # until `lost()`
         else:
             self._stay(outgoing, self._keep)
@@ -233,7 +239,7 @@ class OutgoingSessions:
 
     def taken(self, peer: Peer, number: int) -> None:
         """*peer* has all of it."""
-        outgoing = self._pending.pop((peer.shard, number), None)
+        outgoing = self._pending.pop((peer.worker.incarnation, number), None)
         if outgoing is not None:
             self._finish(outgoing)
 
@@ -243,7 +249,7 @@ class OutgoingSessions:
 
     def abandoned(self, peer: Peer, number: int) -> None:
         """*peer* has gone on without it: it ends here, unless it is durable."""
-        outgoing = self._pending.get((peer.shard, number))
+        outgoing = self._pending.get((peer.worker.incarnation, number))
         if outgoing is not None:
             self._take_back(outgoing, self._keep if outgoing.exported.stored else self._end)
 
@@ -252,7 +258,7 @@ class OutgoingSessions:
 
         If it is being given to its new worker, `_left()` or `_refused()` follows.
         """
-        del self._pending[outgoing.peer.shard, outgoing.number]
+        del self._pending[outgoing.peer.worker.incarnation, outgoing.number]
         if not outgoing.exported.giving:
             self._stay(outgoing, then)
         elif outgoing.left:
@@ -288,7 +294,8 @@ class OutgoingSessions:
         """*peer* is new: it will be asked to mark its messages for sessions that are on their way."""
         for outgoing in self._pending.values():
             if outgoing.leaving:
-                outgoing.filter.mark(peer.worker)  # it serves nobody yet
+                outgoing.filter.mark(peer.worker)
+                outgoing.uncertain = outgoing.uncertain or peer.distant  # the others serve nobody yet
             else:
                 outgoing.unmarked.add(peer)
 
@@ -300,6 +307,10 @@ class OutgoingSessions:
                 self._take_back(outgoing, self._keep)
             else:
                 self._leave(outgoing)
+
+    def wait_for(self, peer: Peer) -> bool:
+        """Whether *peer* is to take a session, or to mark its messages for one."""
+        return any(each.peer is peer or peer in each.unmarked for each in self._pending.values())
 
     def tick(self, now: float) -> None:
         """Try again what was refused, if the new worker does live: Redis may have lost that it owns sessions."""
@@ -318,7 +329,7 @@ class OutgoingSessions:
         """Send chunks until the time *until*, and at least one."""
         for _ in range(len(self._sending)):
             outgoing = self._sending.popleft()
-            if self._pending.get((outgoing.peer.shard, outgoing.number)) is not outgoing:
+            if not self._is_pending(outgoing):
                 continue
             if self._send(outgoing, until):
                 self._sending.append(outgoing)

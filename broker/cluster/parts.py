@@ -12,6 +12,7 @@ from broker.cluster.barriers import Barriers
 from broker.cluster.distant_workers import DistantWorkers
 from broker.cluster.forced_takeovers import ForcedTakeovers
 from broker.cluster.incoming_sessions import IncomingSessions
+from broker.cluster.late_confirmations import LateConfirmations
 from broker.cluster.mesh import Mesh
 from broker.cluster.orphaned_wills import OrphanedWills
 from broker.cluster.outgoing_sessions import OutgoingSessions
@@ -77,7 +78,8 @@ class ClusterLinks:
         failed = base.internal_errors.report
         self.peers = Peers()
         self.seal = Seal(cluster_key, base.counters, base.log)
-        self.announcements = Announcements(self.peers, base.reactor, failed)
+        late = LateConfirmations(base.counters, base.log).late
+        self.announcements = Announcements(self.peers, base.reactor, failed, late)
         self.barriers = Barriers(self.peers, base.clock, failed)
         self.stamps = HybridClock(base.worker, base.wall)
         self.memory_sessions = MemorySessions()
@@ -308,6 +310,7 @@ class ClusterParts:
             _nothing_to_adopt if protocol.durable is None else protocol.durable.ready,
             links.durable_store,
             protocol.store,
+            base.log,
         )
         self.distant: DistantWorkers | None = None
         if protocol.durable is not None:

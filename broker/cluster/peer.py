@@ -1,4 +1,4 @@
-# A peer: another worker of the node, at the other end of two lanes.
+# A peer: another worker of the cluster, at the other end of two lanes.
 #
 # Nothing that is for a peer is dropped. A publish takes room at the gate of the peer before it is written to the data
 # lane. The peer reports how many bytes of the lane it has processed; marks, which are made as the lane is written, say
@@ -41,9 +41,14 @@ class Peer(Neighbour):
         gate: Gate,
         store: Gate | None,
         log: Gate | None = None,
+        distant: bool = False,
     ) -> None:
-        """*store*: the gate of publishes for durable sessions there. *log*: of those that are appended to a log."""
+        """*store*: the gate of publishes for durable sessions there. *log*: of those that are appended to a log.
+
+        *distant*: the worker is of another node.
+        """
         super().__init__(worker, gate, False)
+        self.distant: Final = distant
         self.confirming = ConfirmingPeer(self, self.write, store, log)
         self.data = data
         self.control = control
@@ -53,9 +58,14 @@ class Peer(Neighbour):
             deque()
         )  # (change that the peer has taken, bytes it had written before)
         self.writer: Final = writer_of(worker)  # the lower bits of its stamps
+        self.knows_all = False  # it was told all filters of the subscribers here, when it had joined
         self.told_all = False  # it has told all filters of its subscribers
         self.retained_all = False  # it has told all its retained messages
         self.filters: dict[bytes, None] = {}  # of its subscribers
+        # Of a distant peer: when a lane of it last brought something, and since when something waits for it, or 0.0.
+        self.heard_at = 0.0
+        self.waited_since = 0.0
+        self.adopted = False  # another worker has its durable sessions: nobody waits for them when it is gone
         self._outbox = data.outbox
         self._written = 0  # bytes, to the data lane
         self._done = 0  # bytes of them that the peer has processed

@@ -1,19 +1,50 @@
-# The peers of this worker: the other workers of its node that are alive, in the order in which they joined.
+# The peers of this worker: the other workers of the cluster that it has lanes to, in the order in which they joined.
+#
+# Those of other nodes, which are *distant*, are peers as those of the own node are. What differs is said where it does.
 #
 # One object that everything reads that has something to tell the peers; only mesh.py adds and removes.
+from typing import Final
+
 from broker.cluster.peer import Peer
 from broker.worker_id import WorkerId
+
+MOST_LEFT: Final = 1000  # workers of other nodes that are remembered as ended
 
 
 class Peers:
     def __init__(self) -> None:
         self.all: list[Peer] = []
+        self._left: dict[WorkerId, None] = {}
+        self.absent = 0  # workers of other nodes that are no peers, and may have durable sessions
 
     def find(self, worker: WorkerId) -> Peer | None:
         for peer in self.all:
             if peer.worker == worker:
                 return peer
         return None
+
+    def of_incarnation(self, incarnation: int) -> Peer | None:
+        for peer in self.all:
+            if peer.worker.incarnation == incarnation:
+                return peer
+        return None
+
+    def of_own_node(self) -> list[Peer]:
+        """Those of the node of this worker."""
+        return [peer for peer in self.all if not peer.distant]
+
+    def joins(self, worker: WorkerId) -> None:
+        """*worker*, of another node, lives."""
+        self._left.pop(worker, None)
+
+    def leaves(self, worker: WorkerId) -> None:
+        """*worker*, of another node, has ended, or its node is no part of the cluster any more."""
+        self._left[worker] = None
+        if len(self._left) > MOST_LEFT:
+            del self._left[next(iter(self._left))]
+
+    def has_left(self, worker: WorkerId) -> bool:
+        return worker in self._left
 
     def write(self, chunk: bytes) -> None:
         """Append *chunk* to the data lane of every peer."""

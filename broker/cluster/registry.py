@@ -6,17 +6,16 @@
 #
 # A claim has a lease, which its worker renews as long as it has the session, with a client or without. A durable
 # session outlives its claim: nobody renews that of a worker that has died, and the worker that adopts the session
-# claims nothing. So a claim that finds no other looks which worker of the node has the session stored, and names that
-# worker as the former owner. What is stored is the authority; a claim says where a session is that is stored nowhere,
-# or about to move.
-# Rejected: claims of adopted sessions that last as long as the session, written by the script that adopts it. Each
-# claim that is lost or overwritten (a worker dies between its claim and the move of the session, or the end of the
-# log is lost) would still lose the session; a claim whose session is gone would stay for ever; and to release such a
-# claim its worker would have to remember an epoch for each absent session. Rejected: the adopter claims and renews
-# them as its own. That takes 200 bytes for each absent session, and a claim by its clock could beat that of a client
-# that has just come to another worker. Rejected: a claim that finds no other asks all workers: each new client would
-# wait for the slowest of them. The look costs the server 8 us, nearly as much as the claim itself, and only if no
-# claim is found.
+# claims nothing. So a claim that finds no other looks which worker of the cluster has the session stored, and names
+# that worker as the former owner. What is stored is the authority; a claim says where a session is that is stored
+# nowhere, or about to move. Rejected: claims of adopted sessions that last as long as the session, written by the
+# script that adopts it. Each claim that is lost or overwritten (a worker dies between its claim and the move of the
+# session, or the end of the log is lost) would still lose the session; a claim whose session is gone would stay for
+# ever; and to release such a claim its worker would have to remember an epoch for each absent session. Rejected: the
+# adopter claims and renews them as its own. That takes 200 bytes for each absent session, and a claim by its clock
+# could beat that of a client that has just come to another worker. Rejected: a claim that finds no other asks all
+# workers: each new client would wait for the slowest of them. The look costs the server 8 us, nearly as much as the
+# claim itself, and only if no claim is found.
 #
 # The workers go on without Redis: sessions that were claimed while it was away, and all that it may have lost, are
 # claimed again (owned_sessions.py) when the connection is ready again, when the generation key has another value, and
@@ -110,7 +109,7 @@ class Registry(OnReady):
         self._overload = overload
         self._gate = Gate(overload, "", NO_RESOURCE, 0.0)  # of claims
         self._alone = alone
-        self._durable_owners = keys.durable_owners(worker.node) if durable else None
+        self._durable_owners = keys.durable_owners("") if durable else None  # how the keys of nodes begin
         self._wall = wall
         self._new_generation = new_generation
         self._generation: object = None
@@ -222,8 +221,8 @@ class Registry(OnReady):
         words: list[str | bytes | int] = ["claim", LEASE, self._me, self._place, client, claim.user, claim.will]
         names = [keys.wills(number, me), keys.owner(client), keys.dead(number, me)]
         if self._durable_owners is not None:
-            names.append(self._durable_owners)
-            words.append(keys.records(number))
+            names.append(keys.nodes)
+            words += [keys.records(number), self._durable_owners]
         command = self.script.call(names, words)
         self._commands.submit(
             _ClaimStep(command, patience(claim.lasting, now - claim.since), claim, self._gate, now), now

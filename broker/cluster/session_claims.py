@@ -207,14 +207,10 @@ class SessionClaims:
 
     def _superseded(self, conflict: OwnershipConflict) -> None:
         """Another worker owns a session that is here, unless its claim was carried out after it was abandoned."""
-        owner = conflict.owner
         session = self.store.find(conflict.client_id)
-        if session is None or self.registry.epoch_of(conflict.client_id):
-            return
-        if owner.worker.node == self.registry.worker.node:
-            self.requests.whether(conflict.client_id, owner, partial(self._settle, session, owner))
-        else:
-            self.evict(session)
+        if session is not None and not self.registry.epoch_of(conflict.client_id):
+            settle = partial(self._settle, session, conflict.owner)
+            self.requests.whether(conflict.client_id, conflict.owner, settle)
 
     def _settle(self, session: Session, owner: Owner, has: bool) -> None:
         """*owner* says whether it has *session*: end it here, or own it again."""
@@ -284,10 +280,9 @@ class _Claim:
 
     def _ask_all(self) -> None:
         self._asked_all = True
-        claimant = self.claimant
-        self.claims.requests.claim_within_node(
-            claimant.client_id, self.epoch, claimant.owner, not claimant.clean_start, self.handed_over
-        )
+        claimant, requests = self.claimant, self.claims.requests
+        ask = requests.claim_within_node if self._local else requests.claim_everywhere
+        ask(claimant.client_id, self.epoch, claimant.owner, not claimant.clean_start, self.handed_over)
 
     def handed_over(self, result: TakeoverResult) -> None:
         """The workers that were asked have answered."""

@@ -1,8 +1,9 @@
 # Takeover: a session goes from the worker that has it (the giving side) to the worker that its client has come to (the
 # asking side).
 #
-# A CONNECT claims its session in Redis, or within the node while Redis is away (session_claims.py). Redis names the
-# former owner, which has to give the session up. The asking side, N, asks the giving side, O, over the control lane:
+# A CONNECT claims its session in Redis, or within the node while Redis is away (session_claims.py). Nodes differ only
+# in how long an answer is waited for: 300 ms for that of a worker of another node. Redis names the former owner, which
+# has to give the session up. The asking side, N, asks the giving side, O, over the control lane:
 #
 #   N  SessionClaims     claims; Redis answers with the epoch e and the former owner O
 #   N  IncomingSessions  ASK to O
@@ -90,8 +91,8 @@ class TakeoverRequests(Protocol):
         *former* refuses if the session belongs to another user than the one with the tag *user*.
 
         Not *wanted* (a clean start): the session ends where it is, its will is published there [MQTT-3.1.2-8], and
-        `then` is called without a session once its connection is closed. If *former* is no living worker of this node
-        the result is *nowhere*. The session that `then` gets has no connection; it is in the routes and in the store of
+        `then` is called without a session once its connection is closed. If *former* is no peer the
+        result is *nowhere*. The session that `then` gets has no connection; it is in the routes and in the store of
         this worker, and a session of that client id that was in the store before has ended.
         """
         ...
@@ -99,14 +100,19 @@ class TakeoverRequests(Protocol):
     def claim_within_node(self, client_id: str, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
         """As `take_over()`, but of whichever worker of the node has *client_id*: Redis is away.
 
-        *epoch* comes from this worker's clock; an epoch from the clock of Redis may be greater. If the answer is
-        "superseded", the caller tries once more with a greater one.
+        Workers of other nodes cannot be asked without Redis. *epoch* comes from this worker's clock; an epoch from the
+        clock of Redis may be greater. If the answer is "superseded", the caller tries once more with a greater one.
         """
         ...
 
-    def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
-        """Call *then* with whether *owner*, of this node, has the session of *client_id*.
+    def claim_everywhere(self, client_id: str, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
+        """As `take_over()`, but of whichever worker of the cluster has *client_id*: Redis does not know which one."""
+        ...
 
-        *owner* answers once its own claims for that client id are over. A dead worker has no session.
+    def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
+        """Call *then* with whether *owner* has the session of *client_id*.
+
+        *owner* answers once its own claims for that client id are over. A dead worker has no session; a worker of
+        another node that may live and cannot be asked has it.
         """
         ...

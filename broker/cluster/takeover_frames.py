@@ -1,4 +1,6 @@
 # The bodies of the frames about sessions that go from one worker to another; wire.py has their kinds.
+#
+# Workers are named by their incarnations: shards of two nodes have the same numbers.
 import struct
 from typing import Final
 
@@ -14,11 +16,11 @@ OF_OTHER_USER: Final = 3  # it belongs to another user, and this worker owns it 
 USER: Final = struct.Struct(f"{TAG_BYTES}s")  # the tag of a user
 ASK: Final = struct.Struct(f">QQB{TAG_BYTES}s")  # number, epoch, whether it is wanted, user; then the client id
 ANSWER: Final = struct.Struct(">QBQd")  # number, one of the above, epoch, credits
-SWITCH: Final = struct.Struct(">QH")  # number, shard of the giving worker
-MARK: Final = struct.Struct(">QH")  # number, shard of the asking worker
+SWITCH: Final = struct.Struct(">QQ")  # number, incarnation of the giving worker
+MARK: Final = struct.Struct(">QQ")  # number, incarnation of the asking worker
 HAS: Final = struct.Struct(">QB")  # number, whether the worker has the session
 NUMBER: Final = struct.Struct(">Q")
-TOOK: Final = struct.Struct(">QHQ")  # number, shard and incarnation of the worker that had the session
+TOOK: Final = struct.Struct(">QQ")  # number, incarnation of the worker that had the session
 
 
 def user_of(packed: bytes) -> str:

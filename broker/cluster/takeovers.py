@@ -2,6 +2,9 @@
 #
 # A worker that is to be replaced offers its sessions to its peers (OFFER): a peer that is offered a session claims it,
 # as a client that comes back would.
+from collections import deque
+from typing import Final
+
 from broker.cluster import wire
 from broker.cluster.forced_takeovers import ForcedTakeovers
 from broker.cluster.incoming_sessions import IncomingSessions
@@ -14,6 +17,8 @@ from broker.mqtt.packets import Will
 from broker.reasons import CloseReason
 from broker.session.session import Session
 from broker.worker_id import WorkerId
+
+EARLY_MARKS: Final = 1000
 
 
 class OfferedSession:
@@ -55,8 +60,15 @@ class Takeovers:
     def joined(self, peer: Peer) -> None:
         """*peer* is new."""
 
+    def told(self, peer: Peer) -> None:
+        """*peer*, which is new, has been told all filters of this worker."""
+
     def lost(self, peer: Peer) -> None:
         """*peer* is gone, and all that it sent has been taken."""
+
+    def wait_for(self, peer: Peer) -> bool:
+        """Whether a session that moves waits for *peer*."""
+        return False
 
     def tick(self, now: float) -> None:
         """Abandon what takes too long."""
@@ -87,6 +99,8 @@ class RegisteredTakeovers(Takeovers):
         self._claims = claims
         self._forced = forced
         self._offered = 0
+        # For workers that are no peers (yet), by their incarnations; most of them never will be, and need none.
+        self._early_marks: deque[tuple[int, bytes]] = deque(maxlen=EARLY_MARKS)
 
     def take(self, peer: Peer, kind: int, body: bytes) -> bool:
         incoming, outgoing = self._incoming, self._outgoing
@@ -104,7 +118,7 @@ class RegisteredTakeovers(Takeovers):
             self._switch(peer, number, owner)
         elif kind == wire.MARK:
             number, asker = MARK.unpack(body)
-            if asker == self._worker.shard:
+            if asker == self._worker.incarnation:
                 incoming.marked(peer, number)
             else:
                 outgoing.marked(peer, asker, number)
@@ -129,18 +143,20 @@ class RegisteredTakeovers(Takeovers):
         return True
 
     def _switch(self, peer: Peer, number: int, owner: int) -> None:
-        """*peer* has subscribed a session that was at the worker with the shard *owner*: mark, for both of them."""
-        mark = wire.DATA_HEAD + wire.frame(wire.MARK, MARK.pack(number, peer.shard))
+        """*peer* has subscribed a session that was at the worker with the incarnation *owner*: mark, for both."""
+        mark = wire.DATA_HEAD + wire.frame(wire.MARK, MARK.pack(number, peer.worker.incarnation))
         peer.write(mark)
-        if owner == self._worker.shard:
+        if owner == self._worker.incarnation:
             self._outgoing.switched(peer, number)
             return
-        for other in self._peers.all:
-            if other.shard == owner:
-                other.write(mark)
+        former = self._peers.of_incarnation(owner)
+        if former is not None:
+            former.write(mark)
+        else:  # all that it will be sent comes behind the mark
+            self._early_marks.append((owner, mark))
 
     def offer(self, session: Session) -> None:
-        peers = self._peers.all
+        peers = self._peers.of_own_node() or self._peers.all
         if peers:
             self._offered += 1
             user = session.principal.owner().encode()
@@ -154,16 +170,28 @@ class RegisteredTakeovers(Takeovers):
         return self._incoming.pending() + self._outgoing.pending() + forced
 
     def joined(self, peer: Peer) -> None:
+        for _ in range(len(self._early_marks)):
+            owner, mark = self._early_marks.popleft()
+            if owner == peer.worker.incarnation:
+                peer.write(mark)
+            else:
+                self._early_marks.append((owner, mark))
         self._outgoing.joined(peer)
         self._incoming.joined(peer)
         if self._forced is not None:
             self._forced.joined(peer)
+
+    def told(self, peer: Peer) -> None:
+        self._incoming.told(peer)
 
     def lost(self, peer: Peer) -> None:
         self._incoming.lost(peer)
         self._outgoing.lost(peer)
         if self._forced is not None:
             self._forced.lost(peer)
+
+    def wait_for(self, peer: Peer) -> bool:
+        return self._incoming.wait_for(peer) or self._outgoing.wait_for(peer)
 
     def tick(self, now: float) -> None:
         self._incoming.tick(now)

@@ -6,8 +6,15 @@
 # which never waits behind messages, carries frames only: interest, confirmations, progress.
 #
 # A frame is its length in four bytes, its kind in one, and its body. On the data lane a FRAME byte precedes it. All
-# numbers are big-endian. Both ends run the same version, started by the same supervisor: a frame that cannot be read is
-# a mistake in our own code, and ends the worker.
+# numbers are big-endian.
+#
+# All of this, with takeover_frames.py, is LANE_FORMAT 1. Within a node both ends run the same build, started by the
+# same supervisor: a frame that cannot be read is a mistake in our own code, and ends the worker. Between nodes the
+# other end may be of the build before or after this one: the lease of a node says its format, and only nodes whose
+# formats differ by one at most are joined. So what a worker sends has to be understood by the format before its own. A
+# change of a frame that exists, or of when it is sent, is a new kind of frame beside the old one, which is read for one
+# format longer and sent to peers of the old format; then LANE_FORMAT rises. What still cannot be read ends the lanes,
+# and not the worker.
 import struct
 from typing import Final
 
@@ -15,6 +22,8 @@ from broker.mqtt.packets import V5, V311
 from broker.routing.hybrid_clock import WRITER_BITS, WRITER_MASK
 from broker.session.message import Message
 from broker.session.run import Run
+
+LANE_FORMAT: Final = 1
 
 # First bytes on the data lane, beside those of PUBLISH.
 FRAME: Final = 0x00
@@ -37,7 +46,9 @@ GAINED: Final = 16  # sequence, filter
 LOST: Final = 17
 MEMBERS: Final = 18  # sequence, members, writable ones, whether any is durable, length of the share name, it, filter
 CONFIRMED: Final = 19  # the sequence of the last change that was taken; the bytes written to the data lane before
-RETELL: Final = 24  # asks for the retained messages again: a peer that was to tell its part has died
+RETELL: Final = (
+    24  # asks for the retained messages again: the worker with this writer number (hybrid_clock.py) has died
+)
 SYNC: Final = 23  # a sequence number without a change, to be confirmed
 GAINED_DURABLE: Final = 26  # sequence, filter: of durable subscribers, beside GAINED and LOST
 LOST_DURABLE: Final = 27
@@ -70,6 +81,7 @@ LET_GO: Final = 43  # on the data lane
 DELIVER: Final = 1
 KEEP: Final = 2  # retain it
 
+LONGEST: Final = 1 << 29  # bytes of a frame: a message has 256 MiB at most (2.2.3), beside its topic and properties
 LARGEST_REPORT: Final = 4096  # bytes; reports go ahead of messages, and must not delay them
 
 DATA_HEAD: Final = b"\x00"  # FRAME, before each frame on the data lane

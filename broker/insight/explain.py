@@ -22,7 +22,7 @@ from broker.insight.facts import (
     SharedLogFacts,
 )
 from broker.insight.reason_words import GATE_SETTING, SIGNALS, advice, words_of
-from broker.overload.admit import CLOSE, DROP, FILTER, PAUSE, REFUSE
+from broker.overload.admit import CLOSE, DROP, FILTER, PAUSE, REFUSE, SUBACK
 from broker.overload.level import backbone_lag_of, backbone_of, cold_of, store_rate_of
 from broker.reasons import DropReason, PauseReason, StoreFailure
 
@@ -54,6 +54,7 @@ KINDS: Final = {  # once, and several times
     REFUSE: ("refused a publish of it", "refused {} publishes of it"),
     CLOSE: ("closed its connection", "closed its connection {} times"),
     FILTER: ("refused a filter of it", "refused {} filters of it"),
+    SUBACK: ("answered a SUBSCRIBE of it", "answered {} SUBSCRIBEs of it"),
 }
 
 

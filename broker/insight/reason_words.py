@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from shlex import quote
 from typing import Final, NamedTuple
 
-from broker.overload.admit import CLOSE, DROP, FILTER, PAUSE, REFUSE
-from broker.reasons import CloseReason, DropReason, FilterRefusal, PauseReason, PublishRefusal
+from broker.overload.admit import CLOSE, DROP, FILTER, PAUSE, REFUSE, SUBACK
+from broker.reasons import CloseReason, DropReason, FilterRefusal, PauseReason, PublishRefusal, SubscribeNotice
 
 CLIENT_ERROR: Final = "This is an error of the client program: see its log and its MQTT library."
 OWN_LOG: Final = "See the log of the client, or of the network."
@@ -16,7 +16,7 @@ SLOW: Final = "Make the client read faster or subscribe to less."
 BAN: Final = "`weir ban list` shows until when and why, and `weir ban remove` ends a ban."
 QUOTA: Final = "quota_"
 
-Reason = CloseReason | DropReason | FilterRefusal | PublishRefusal | PauseReason
+Reason = CloseReason | DropReason | FilterRefusal | PublishRefusal | PauseReason | SubscribeNotice
 
 ADVICE: Final[dict[Reason, str]] = {
     CloseReason.PEER_CLOSED: OWN_LOG,
@@ -164,6 +164,7 @@ ADVICE: Final[dict[Reason, str]] = {
     ),
     FilterRefusal.SHARED_FILTERS: "application.shared_filters is the limit, as each may need a log of its own.",
     FilterRefusal.LOG_UNAVAILABLE: "`weir status` and `weir logs` show what is wrong with the log.",
+    SubscribeNotice.NOT_CONFIRMED: "The log names the workers; `weir nodes` shows whether their nodes live.",
     PauseReason.CREDITS: (
         "A client that publishes less, smaller messages or to fewer subscribers pays fewer credits. "
         "`weir limit set CLIENT --no-protection --ttl 1h --reason TEXT` exempts the client at the cost of others."
@@ -186,6 +187,7 @@ REASONS: Final[dict[int, Iterable[Reason]]] = {
     REFUSE: PublishRefusal,
     CLOSE: CloseReason,
     FILTER: FilterRefusal,
+    SUBACK: SubscribeNotice,
 }
 
 
@@ -268,7 +270,7 @@ def advice(reason: Reason, client: str) -> str:
 
 def meaning(label: str) -> str:
     """What the reason *label* means, whatever it is a reason for; "" if there is none."""
-    ordered: tuple[Iterable[Reason], ...] = (DropReason, FilterRefusal, CloseReason, PauseReason)
+    ordered: tuple[Iterable[Reason], ...] = (DropReason, FilterRefusal, CloseReason, PauseReason, SubscribeNotice)
     for reasons in ordered:
         for reason in reasons:
             if reason.label == label:

@@ -59,10 +59,14 @@ class Counters:
         self.lane_messages_ignored = 0
         self.lane_gaps = 0
         self.lane_restarts = 0
+        # Per time that the lanes to a worker of another node are begun anew.
+        self.lanes_malformed = 0
+        self.lanes_silent = 0
         # Per filter of a SUBSCRIBE or UNSUBSCRIBE.
         self.subscribes = 0
         self.refused_by_reason = dict.fromkeys([reason.label for reason in FilterRefusal], 0)
         self.unsubscribes = 0
+        self.subscriptions_not_confirmed = 0  # per SUBACK
         # Per change of a retained message.
         self.retained_set = 0
         self.retained_deleted = 0

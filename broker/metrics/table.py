@@ -170,12 +170,27 @@ COUNTERS: Final = (
         prometheus="overload_reports_heard_redis",
     ),
     CounterRow(
+        "lanes_malformed",
+        "Times that the lanes to a worker of another node were begun anew, as what it had sent could not be read.",
+        prometheus="lanes_malformed",
+    ),
+    CounterRow(
+        "lanes_silent",
+        "Times that the lanes to a worker of another node were begun anew, as it was silent while it was waited for.",
+        prometheus="lanes_silent",
+    ),
+    CounterRow(
         "redis_forged",
         "Overload reports, wills and messages of lanes in Redis that were ignored, as they are not sealed with the key "
         "of the cluster.",
         prometheus="redis_forged",
     ),
     CounterRow("subscribes", "Filters in SUBSCRIBE packets.", prometheus="subscribe_filters"),
+    CounterRow(
+        "subscriptions_not_confirmed",
+        "SUBACKs sent before all workers of other nodes had confirmed the subscriptions.",
+        prometheus="subscriptions_not_confirmed",
+    ),
     CounterRow("unsubscribes", "Filters in UNSUBSCRIBE packets.", prometheus="unsubscribe_filters"),
     CounterRow("retained_set", "Retained messages that were set or replaced."),
     CounterRow("retained_deleted", "Retained messages that were deleted."),

@@ -25,6 +25,7 @@ PAUSE: Final = 2  # the publish is put off, and its client is not read, until a 
 REFUSE: Final = 3  # the publish is answered with a reason code
 CLOSE: Final = 4
 FILTER: Final = 5  # not about a publish: a filter is not subscribed to
+SUBACK: Final = 6  # not about a publish: a SUBSCRIBE is answered, and something is to be known of that
 
 NOT_WAITING: Final = math.inf
 UNBOUNDED: Final = 1 << 30  # publishes

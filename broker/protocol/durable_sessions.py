@@ -34,7 +34,7 @@ Taken = Callable[[Session | None, list[Subscription]], None]  # None: there is n
 
 class WhenConfirmed(Protocol):
     def __call__(self, stream: Stream | None, then: Callable[[], None]) -> None:
-        """Call *then* once all workers of the node know what is subscribed to here.
+        """Call *then* once all workers of the cluster know what is subscribed to here.
 
         *stream*, if any, is not read until then.
         """
@@ -210,7 +210,7 @@ class DurableSessions:
         self._sessions.end_hold(will, published, self._clock())
 
     def find(self, client_id: str, then: Callable[[WorkerId | None], None]) -> None:
-        """Call *then* with the other worker of this node that has the session of *client_id* stored, or None."""
+        """Call *then* with the other worker of any node that has the session of *client_id* stored, or None."""
         self._durable.find(client_id.encode(), then, self._clock())
 
     def enrol(self, session: Session, subscriptions: list[Subscription], then: Callable[[], None]) -> None:

@@ -301,7 +301,7 @@ def make_routes(
         shared_backlog(base, queue_budget),
         acl,
         neighbours,
-        base.worker.shard,
+        base.worker.incarnation,
         limits.wildcard_patterns // workers,
     )
 

@@ -83,7 +83,7 @@ class Subscribing:
         shared_filters: int,
         authoriser: Authoriser | None = None,
     ) -> None:
-        """*settled* pauses a connection until all workers of the node know its subscriptions, then calls back.
+        """*settled* pauses a connection until all workers of the cluster know its subscriptions, then calls back.
 
         *store_pause*: of a connection until its subscriptions are stored. *shared_filters*: that an APPLICATION client
         may have.
@@ -169,7 +169,7 @@ class Subscribing:
             self._log.info("filter_refused", client=session.client_id, reason=refusal.label)
 
     def _subscribed(self, connection: Connection, session: Session, answer: bytes, replays: list[Replay]) -> None:
-        """Send the SUBACK: every worker of the node delivers to the new subscriptions now. Retained messages follow."""
+        """Send the SUBACK: every worker of the cluster delivers to the new subscriptions. Retained messages follow."""
         if connection.state != OPEN or connection.session is not session:
             return
         self._write(connection, answer)

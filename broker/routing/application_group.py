@@ -20,13 +20,13 @@ def new_group(
     filter: bytes,
     backlog: SharedBacklog,
     authoriser: Authoriser | None,
-    shard: int,
+    here: int,
     logs: SharedLogs | None,
 ) -> SharedGroup:
     """The group with *share*, as group_names.py has it, and *filter*."""
     if logs is not None and share.startswith(MARK):
-        return ApplicationGroup(share, filter, backlog, authoriser, shard, logs)
-    return SharedGroup(share, filter, backlog, authoriser, shard)
+        return ApplicationGroup(share, filter, backlog, authoriser, here, logs)
+    return SharedGroup(share, filter, backlog, authoriser, here)
 
 
 class ApplicationGroup(SharedGroup):
@@ -36,10 +36,10 @@ class ApplicationGroup(SharedGroup):
         filter: bytes,
         backlog: SharedBacklog,
         authoriser: Authoriser | None,
-        shard: int,
+        here: int,
         logs: SharedLogs,
     ) -> None:
-        super().__init__(share, filter, backlog, authoriser, shard)
+        super().__init__(share, filter, backlog, authoriser, here)
         self._logs = logs
         self.log = logs.log_of(filter)
 

@@ -1,4 +1,4 @@
-# Neighbours: the other workers of the node, as receivers of routes.
+# Neighbours: the other workers of the cluster, as receivers of routes.
 #
 # A neighbour with a subscriber for a topic is one more receiver of its route. It gets the message once, whatever the
 # number of its subscribers, and matches it again. `Neighbours` reports to all of them what they need to know of this
@@ -57,7 +57,7 @@ class ColdReceiver:
 
 
 class Neighbours:
-    """All other workers of the node."""
+    """All other workers of the cluster."""
 
     def gained(self, filter: bytes, durable: bool) -> None:
         """Report the first subscriber for *filter* at this worker, or the first *durable* one."""
@@ -82,7 +82,7 @@ class Neighbours:
         raise NotImplementedError
 
     def gates(self) -> list[Gate]:
-        """The gates of all other workers of the node."""
+        """The gates of all other workers of the cluster."""
         raise NotImplementedError
 
     def free(self) -> bool:

@@ -22,7 +22,7 @@
 # it when it first does. Without an authoriser a publish pays nothing for that, with one a lookup in a small dict.
 # Sessions that are in Redis only (*cold*, cold_index.py) are one receiver together, if any of them has a filter that
 # matches the topic when the route is made.
-# Other workers of the node are receivers, too: a worker with a matching filter gets the message once and matches it
+# Other workers of the cluster are receivers, too: a worker with a matching filter gets the message once and matches it
 # again. Their filters are in an index of their own, and a change of them has the routes concerned made again. Why no
 # route per (publisher, topic)? Authorisation would be the only thing that depends on the publisher.
 from collections.abc import Iterable
@@ -75,11 +75,11 @@ class Routes:
         backlog: SharedBacklog,
         authoriser: Authoriser | None = None,
         neighbours: Neighbours | None = None,
-        shard: int = 0,
+        here: int = 0,
         patterns: int = UNLIMITED,
     ) -> None:
         """*backlog*: messages that wait for members of shared subscriptions. *neighbours* are told what is subscribed
-        to here. *shard* is that of this worker, *patterns* its limit.
+        to here. *here*: the incarnation of this worker, *patterns* its limit.
         """
         self.index = FilterIndex()  # of subscriptions at this worker
         self.durable: dict[bytes, int] = {}  # how many of them are durable, by filter; shared ones are not counted
@@ -91,7 +91,7 @@ class Routes:
         self.cold_elsewhere = RemoteInterest()
         self._cold_receiver: ColdReceiver | None = None
         self._neighbours = neighbours
-        self._shard = shard
+        self._here = here
         self._groups = FilterIndex()
         self._neighbour_filters = FilterIndex()
         self._authoriser = authoriser
@@ -330,7 +330,7 @@ class Routes:
         return any(cast(SharedGroup, group).waits_in_memory() for group in self.backlog.groups())
 
     def set_members_known(self, known: bool) -> None:
-        """Whether all workers of the node have told their members: a group that has none is gone then, with its list.
+        """Whether all workers of the cluster have told their members: a group without any is gone then, with its list.
 
         Otherwise its members may be those of a worker that has died, or that did not begin yet.
         """
@@ -414,7 +414,7 @@ class Routes:
         group = self._shared.get(key)
         if group is not None:
             return group
-        group = self._shared[key] = new_group(share, filter, self.backlog, self._authoriser, self._shard, self.logs)
+        group = self._shared[key] = new_group(share, filter, self.backlog, self._authoriser, self._here, self.logs)
         self._groups.add(filter, group)
         self._shared_text += len(share) + len(filter)
         route = self._current(filter)

@@ -78,10 +78,10 @@ class SharedGroup(Subscriber):
         filter: bytes,
         backlog: SharedBacklog,
         authoriser: Authoriser | None = None,
-        shard: int = 0,
+        here: int = 0,
     ) -> None:
-        """*shard*: that of this worker."""
-        self._shard = shard
+        """*here*: the incarnation of this worker, by which workers are in an order that all of them agree on."""
+        self._here = here
         self.share = share
         self.filter = filter
         self._key = group_key(share, filter)
@@ -427,9 +427,10 @@ class SharedGroup(Subscriber):
         following: Neighbour | None = None
         lowest: Neighbour | None = None
         for neighbour in self.remote:
-            if lowest is None or neighbour.shard < lowest.shard:
+            number = neighbour.worker.incarnation
+            if lowest is None or number < lowest.worker.incarnation:
                 lowest = neighbour
-            if neighbour.shard > self._shard and (following is None or neighbour.shard < following.shard):
+            if number > self._here and (following is None or number < following.worker.incarnation):
                 following = neighbour
         following = following or lowest
         if following is None:

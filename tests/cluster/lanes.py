@@ -17,15 +17,22 @@ class Lanes:
 
     def __init__(self) -> None:
         self.peers = Peers()
-        self.reactor = Reactor(lambda: 0.0, input_budget=1 << 20)
+        self.now = 0.0
+        self.reactor = Reactor(lambda: self.now, input_budget=1 << 20)
         self.failures: list[Exception] = []
+        self.late: list[list[Peer]] = []  # the peers that a SUBACK has not waited for
         self._sockets: list[socket.socket] = []
 
-    def join(self, shard: int) -> Peer:
-        worker = WorkerId("node", shard, shard)
-        peer = Peer(worker, self._stream(), self._stream(), Gate(Overload(), str(worker), 1, 0.0), None)
+    def join(self, shard: int, incarnation: int = 0, node: str = "node") -> Peer:
+        worker = WorkerId(node, shard, incarnation or shard)
+        peer = Peer(
+            worker, self._stream(), self._stream(), Gate(Overload(), str(worker), 1, 0.0), None, distant=node != "node"
+        )
         self.peers.all.append(peer)
         return peer
+
+    def note_late(self, stream: Stream, peers: list[Peer], now: float) -> None:
+        self.late.append(peers)
 
     def stream(self) -> Stream:
         """A stream that something may wait for."""

@@ -20,7 +20,7 @@ def lanes() -> Iterator[Lanes]:
 
 
 def announcements(lanes: Lanes) -> Announcements:
-    return Announcements(lanes.peers, lanes.reactor, lanes.failures.append)
+    return Announcements(lanes.peers, lanes.reactor, lanes.failures.append, lanes.note_late)
 
 
 def confirm(peer: Peer, sequence: int) -> None:

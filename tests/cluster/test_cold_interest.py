@@ -213,7 +213,8 @@ class Worker:
     def __init__(self) -> None:
         self.lanes, self.theirs = Lanes(), Lanes()
         self.peer = self.lanes.join(1)
-        self.announcements = Announcements(self.lanes.peers, self.lanes.reactor, self.lanes.failures.append)
+        lanes = self.lanes
+        self.announcements = Announcements(lanes.peers, lanes.reactor, lanes.failures.append, lanes.note_late)
         backlog = Party().backlog
         self.routes = Routes(PLENTY, PLENTY, 10, 100, backlog, neighbours=self.announcements)
         self.index = ColdIndex()

@@ -22,12 +22,16 @@ from broker.mqtt.packets import (
     Wanted,
 )
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
+from broker.overload.level import store_of
 from broker.reasons import CloseReason
 from broker.session.message import NEVER, Message
+from tests.cluster.across import names
 from tests.cluster.talk import subscribed
 from tests.innode import Node
 from tests.inprocess import Broker, Client
 from tests.redis_servers import RunningRedis
+
+__all__ = ["names"]  # a fixture
 
 pytestmark = pytest.mark.system  # a real Redis
 
@@ -382,9 +386,10 @@ def test_a_connected_receiver_of_qos_1_gets_once_what_is_sent_again(node: Node) 
 # The gates of stores.
 
 
-def under_way(broker: Broker, shard: int) -> int:
-    """Publishes that count at the gate that *broker* has for the store of the worker *shard*."""
-    (gate,) = [each for each in broker.worker.protection.throttle._queues if each.resource == f"weir/{shard} store"]
+def under_way(broker: Broker, there: Broker) -> int:
+    """Publishes that count at the gate that *broker* has for the store of the worker *there*."""
+    resource = store_of(str(there.identity))
+    (gate,) = [each for each in broker.worker.protection.throttle._queues if each.resource == resource]
     return gate.count
 
 
@@ -397,7 +402,7 @@ def test_publishes_wait_at_the_gate_of_a_store_that_stores_nothing(node: Node, r
     store_is_full(node, redis, True)
     publisher.send(*[Publish(b"a", b"1", 1, packet_id=number) for number in range(1, 301)])
     node.advance(0.3)
-    assert 0 < under_way(node[1], shard) < 100
+    assert 0 < under_way(node[1], node[shard]) < 100
     assert [] == publisher.receive()
     other.send(Publish(b"a", b"0", 0), Publish(b"b", b"1", 1, packet_id=1))  # which need no store
     node.advance(0.1)
@@ -407,7 +412,7 @@ def test_publishes_wait_at_the_gate_of_a_store_that_stores_nothing(node: Node, r
         node.advance(0.1)
 
     assert [Ack(PUBACK, number) for number in range(1, 301)] == publisher.receive()
-    assert 0 == under_way(node[1], shard)
+    assert 0 == under_way(node[1], node[shard])
 
 
 @pytest.mark.parametrize("shard", [0, 1])
@@ -424,7 +429,7 @@ def test_what_is_acknowledged_at_once_is_not_under_way_to_a_store(node: Node, sh
     node.advance(0.1)
 
     assert 200 == len(publisher.receive())
-    assert 0 == under_way(node[1], shard)
+    assert 0 == under_way(node[1], node[shard])
 
 
 def test_a_publish_that_was_told_as_lost_is_not_told_as_done_later() -> None:

@@ -14,8 +14,11 @@ from broker.mqtt.properties import (
 )
 from broker.reasons import DropReason
 from broker.session.origin import TransferFilter
+from tests.cluster.across import names
 from tests.cluster.talk import payloads, subscribed
 from tests.innode import Node
+
+__all__ = ["names"]  # a fixture
 
 Nodes = Callable[..., Node]
 
@@ -199,7 +202,7 @@ def test_a_fan_out_in_pages_knows_where_it_comes_from(nodes: Nodes, marked: bool
     session.transfer_filter.mark(two.identity)
     for broker in (one, two):
         publisher = broker.connect("publisher", V5)
-        publisher.send(Publish(b"a", b"from %d" % broker.shard, 1, packet_id=1))
+        publisher.send(Publish(b"a", b"from %d" % broker.number, 1, packet_id=1))
         publisher.receive()
     session.transfer_filter = None
     back = one.connect("mover", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 100})

@@ -1,5 +1,6 @@
 # Full synchronisation: everything that a peer is told when it joins.
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
@@ -11,7 +12,7 @@ from broker.config.schema import Overload
 from broker.overload.gate import Gate
 from broker.routing.cold_index import ColdIndex
 from broker.routing.cold_segments import NO_DEADLINE
-from broker.routing.hybrid_clock import HybridClock
+from broker.routing.hybrid_clock import HybridClock, writer_of
 from broker.routing.interest import entries_of, entry_of
 from broker.routing.neighbour import ColdReceiver
 from broker.routing.retained import Retained
@@ -31,16 +32,23 @@ def lanes() -> Iterator[Lanes]:
     made.close()
 
 
+HERE: Final = WorkerId("node", 0, 0)
+
+
 class Worker:
     """What a worker has to tell."""
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: Lanes, here: WorkerId = HERE) -> None:
         self.lanes = lanes
         self.retained = Retained(10_000, 1 << 20)
-        self.announcements = Announcements(lanes.peers, lanes.reactor, lanes.failures.append)
+        self.announcements = Announcements(lanes.peers, lanes.reactor, lanes.failures.append, lanes.note_late)
         self.routes = Routes(100, 1 << 20, 10, 100, Party().backlog, neighbours=self.announcements)
+        self.all_told: list[Peer] = []  # the peers that know all interest
         self.adopted = True  # the sessions of its predecessor
-        self.sync = FullSync(lanes.peers, self.routes, self.retained, lambda: self.adopted)
+        self.stamps = HybridClock(here, lambda: 1000.0)
+        self.sync = FullSync(
+            lanes.peers, self.routes, self.retained, self.stamps, lambda: self.adopted, self.all_told.append
+        )
 
     def keep(self, topic: bytes, writer: WorkerId) -> None:
         stamp = HybridClock(writer, lambda: 1000.0).stamp()
@@ -105,6 +113,35 @@ def test_each_worker_tells_what_it_wrote_and_all_tell_what_the_dead_wrote(lanes:
     worker.tell()
 
     assert {b"ours", b"predecessor's"} == topics(newcomer)
+
+
+def test_workers_whose_stamps_look_alike_tell_what_they_wrote(lanes: Lanes) -> None:
+    """With many nodes two workers may have one writer number: neither would tell, as the other one is there."""
+    here, alike = (WorkerId("node", 0, incarnation) for incarnation in (985363169096806298, 3921439482902955718))
+    assert writer_of(here) == writer_of(alike)
+    worker = Worker(lanes, here)
+    peer = lanes.join(0, alike.incarnation)
+    worker.keep(b"ours", here)
+    worker.sync.begin(peer)
+    worker.tell()
+
+    assert {b"ours"} == topics(peer)
+
+
+def test_who_asks_for_what_a_dead_worker_wrote_is_told_it_by_those_who_have_not_heard_of_the_death(
+    lanes: Lanes,
+) -> None:
+    """Nodes hear of the end of another one at different times: nobody would tell it."""
+    worker = Worker(lanes)
+    dead, newcomer = lanes.join(2), lanes.join(1)
+    worker.keep(b"dead's", dead.worker)
+    worker.sync.begin(newcomer)
+    worker.tell()
+    assert set() == topics(newcomer)
+    worker.sync.repeat_retained(newcomer, dead.writer)
+    worker.tell()
+
+    assert {b"dead's"} == topics(newcomer)
 
 
 def test_a_full_lane_is_waited_for(lanes: Lanes) -> None:

@@ -260,6 +260,9 @@ class Giving:
     def claim_within_node(self, client_id: str, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
         raise NotImplementedError
 
+    def claim_everywhere(self, client_id: str, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
+        raise NotImplementedError
+
     def give(self, client_id: str) -> None:
         assert self.broker is not None and self.then is not None
         given = Session(client_id, self.broker.session_lifecycle.limits, self.broker.counters)

@@ -15,8 +15,11 @@ from broker.routing.retained import TOMBSTONE
 from broker.routing.retained import Retained as RetainedMessages
 from broker.session.message import NEVER, Message
 from broker.worker_id import WorkerId
+from tests.cluster.across import names
 from tests.cluster.talk import payloads, subscribed
 from tests.innode import Node
+
+__all__ = ["names"]  # a fixture
 
 Nodes = Callable[..., Node]
 
@@ -61,7 +64,7 @@ def test_a_newcomer_has_all_that_is_retained(nodes: Nodes) -> None:
         publishers[n % 2].send(Publish(b"r/%d" % n, b"%d" % n, 0, True))
     node.settle()
     node.kill(two)
-    late = node.start(shard=5)
+    late = node.start(number=5)
 
     assert late.mesh.complete()
     assert 600 == late.retained.statistics().count

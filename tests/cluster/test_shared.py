@@ -13,8 +13,11 @@ from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL
 from broker.reasons import DropReason
 from broker.routing.shared import BATCH
 from broker.worker_id import WorkerId
+from tests.cluster.across import names
 from tests.cluster.talk import acknowledge, payloads, subscribed
 from tests.innode import Node
+
+__all__ = ["names"]  # a fixture
 
 Nodes = Callable[..., Node]
 FILTER = "$share/group/a"
@@ -145,6 +148,8 @@ def test_the_groups_of_a_dead_worker_go_in_pages_and_none_of_them_loses_a_messag
     assert 2 * PAGE + 1 == len(groups)
     node.workers.remove(one)
     one.close()
+    if two.identity.node != one.identity.node:
+        two.mesh.leave(one.identity)
     node.clock.step = 0.1  # each look at the clock ends a slice
     left = [len(groups)]
     for number in range(40):

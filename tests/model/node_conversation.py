@@ -110,7 +110,7 @@ class NodeConversation(Conversation):
         assert 0 == leaving.sessions_here()
         self.node.kill(leaving)
         unmourned = [leaving, *self.mourning.pop(leaving, [])]
-        new = self.node.start(leaving.shard)
+        new = self.node.start(leaving.number)
         self.mourning[new] = unmourned
         for one in unmourned:
             self.node.publish_wills_of(one, new)
@@ -187,7 +187,7 @@ class NodeConversation(Conversation):
         assert len(self.node) - 1 == len(mesh.peers)
         groups = list(broker.routes.shared_groups())
         for peer in mesh.peers:
-            (there,) = [other for other in self.node if other.shard == peer.shard]
+            (there,) = [other for other in self.node if other.identity == peer.worker]
             wanted = [one for session in self.sessions_of(there) for one in session.subscriptions.values()]
             assert {one.filter for one in wanted if not one.share} == set(peer.filters)
             known = [group for group in groups if peer in group.remote]

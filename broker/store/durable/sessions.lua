@@ -24,9 +24,10 @@
 --          KEYS as for give, fence of the former owner; ARGV as for give
 --          -> as read, of that session. A call may be repeated, if its answer was lost: then the session is that of the
 --             new worker, and what is under the keys of the former one was written by that worker since
---   find   which worker of the node has a session, beside the one that asks
---          KEYS workers of the node; ARGV op, client id, incarnation of the worker that asks, how the keys of indexes begin
---          -> {incarnation, shard}; nothing: none has it
+--   find   which worker of any node has a session, beside the one that asks
+--          KEYS the nodes; ARGV op, client id, incarnation and node of the worker that asks, how the keys of indexes begin,
+--          and those of the workers of a node
+--          -> {incarnation, shard, node}; nothing: none has it
 --   read   ARGV op, keys, client ids
 --          -> for each {record as of HGETALL, first pack, last pack, number of packs, released}
 --
@@ -198,10 +199,14 @@ if op == 'give' or op == 'take' then
 end
 
 if op == 'find' then
-  local workers = redis.call('HGETALL', KEYS[1])
-  for i = 1, #workers, 2 do
-    if workers[i] ~= ARGV[3] and has(ARGV[4] .. workers[i], ARGV[2]) then
-      return { workers[i], workers[i + 1] }
+  local nodes = redis.call('HKEYS', KEYS[1])
+  table.insert(nodes, 1, ARGV[4]) -- which may not be among them yet
+  for n, node in ipairs(nodes) do
+    local workers = (n == 1 or node ~= ARGV[4]) and redis.call('HGETALL', ARGV[6] .. node) or {}
+    for i = 1, #workers, 2 do
+      if workers[i] ~= ARGV[3] and has(ARGV[5] .. workers[i], ARGV[2]) then
+        return { workers[i], workers[i + 1], node }
+      end
     end
   end
   return {}

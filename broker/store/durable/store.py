@@ -289,11 +289,12 @@ class DurableStore(OnReady):
             take.arrived([read], now)
 
     def find(self, client: bytes, then: Callable[[WorkerId | None], None], now: float) -> None:
-        """Call *then* with the other worker of this node that has the session of *client* stored, if there is one."""
+        """Call *then* with the other worker of any node that has the session of *client* stored, if there is one."""
         keys, worker = self._keys, self._worker
         indexes = keys.indexes(keys.slice_of(client))
-        words: list[str | bytes | int] = ["find", client, worker.incarnation_text, indexes]
-        _Find(self, worker.node, self._script.call([keys.durable_owners(worker.node)], words), then).send(now)
+        words: list[str | bytes | int] = ["find", client, worker.incarnation_text, worker.node, indexes]
+        words.append(keys.durable_owners(""))
+        _Find(self, self._script.call([keys.nodes], words), then).send(now)
 
     def tick(self, now: float) -> float:
         """Send what is to be sent now; return the time of the next thing. To be called at the end of each slice."""
@@ -562,11 +563,10 @@ class _Take:
 
 
 class _Find:
-    """Which worker of *node* has a session is to be looked up."""
+    """Which worker has a session is to be looked up."""
 
-    def __init__(self, store: DurableStore, node: str, command: bytes, then: Callable[[WorkerId | None], None]) -> None:
+    def __init__(self, store: DurableStore, command: bytes, then: Callable[[WorkerId | None], None]) -> None:
         self._store = store
-        self._node = node
         self._command = command
         self._then = then
 
@@ -578,7 +578,7 @@ class _Find:
             self._store.not_read(self, failure, self._store.commit.now)
             return
         found = cast(list[bytes], reply)
-        self._then(WorkerId(self._node, int(found[1]), int(found[0], 16)) if found else None)
+        self._then(WorkerId(found[2].decode(), int(found[1]), int(found[0], 16)) if found else None)
 
 
 class _ReadTaken(Command):

@@ -1,0 +1,395 @@
+# What differs for workers of other nodes: lanes that fail while both ends live, nodes that have died and are listed
+# still, and frames of another build.
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from broker.cluster import wire
+from broker.cluster.announcements import PATIENCE
+from broker.cluster.distant_peers import CALM, LONGEST_PAUSE
+from broker.cluster.incoming_sessions import DISTANT_ANSWER
+from broker.cluster.mesh import SILENCE
+from broker.insight.explain import explain
+from broker.mqtt.packets import PUBACK, V5, Ack, ConnAck, Connect, Properties, Publish, SubAck, Subscribe, Wanted
+from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
+from broker.net.pauses import Pause
+from broker.routing.shared import HOPS
+from broker.session.message import NEVER, Message
+from broker.store.redis.keys import Keys
+from tests.cluster.talk import payloads, subscribed
+from tests.innode import Node
+from tests.inprocess import Broker, Client
+from tests.redis_servers import RunningRedis
+
+Nodes = Callable[..., Node]
+LASTING: Properties = {SESSION_EXPIRY_INTERVAL: 100}
+
+
+@pytest.fixture
+def names() -> Sequence[str]:
+    return ("a", "b")
+
+
+@pytest.fixture
+def durable(nodes: Nodes, redis: RunningRedis) -> Callable[[int], Node]:
+    """Starts workers whose sessions are stored."""
+    return lambda workers: nodes(workers, None, redis, durable=True)
+
+
+def lasting(broker: Broker, client_id: str) -> Client:
+    return broker.connect(client_id, V5, clean_start=False, properties=LASTING)
+
+
+def publish(client: Client, *said: bytes) -> int:
+    """Publish to `a` at QoS 1; how many are acknowledged by now."""
+    client.send(*[Publish(b"a", payload, 1, packet_id=n + 1) for n, payload in enumerate(said)])
+    return len([packet for packet in client.receive() if isinstance(packet, Ack)])
+
+
+# Lanes.
+
+
+def test_a_worker_is_joined_when_it_is_heard(nodes: Nodes) -> None:
+    """Of a node that has died and is listed still, each worker would be waited for, in vain."""
+    node = nodes(1)
+    (one,) = node
+    assert one.mesh.complete()
+    dead = nodes(1, name="b")[0]
+    node._lanes.brokers[dead.identity] = dead
+    one.mesh.join_distant(dead.identity)
+    one.settle()
+    assert ([], ["b/0"], False) == (one.mesh.peers, one.mesh.untold(), one.mesh.complete())
+    client = one.connect("client", V5)
+    subscribed(client, "a")  # which has its answer
+    one.mesh.leave(dead.identity)
+
+    assert one.mesh.complete()
+
+
+def test_lanes_that_are_begun_anew_bring_all_that_is_to_be_known(nodes: Nodes) -> None:
+    """Both workers live: what one has told the other of subscribers and retained messages would be lost."""
+    one, two = nodes(2)
+    here, there, publisher = one.connect("here", V5), two.connect("there", V5), one.connect("publisher", V5)
+    subscribed(here, "a")
+    subscribed(there, "a", "$share/group/b")
+    publisher.send(Publish(b"kept", b"1", 1, True, packet_id=9))
+    publisher.receive()
+    (former,) = one.mesh.peers
+    one.mesh.restarted(two.identity)
+    one.settle()
+    publish(publisher, b"1")
+    publish(two.connect("other", V5), b"2")
+    publisher.send(Publish(b"b", b"shared", 1, packet_id=1))
+    publisher.receive()
+
+    (peer,) = one.mesh.peers
+    assert peer is not former and peer.distant and former.gone
+    assert [b"1", b"2"] == payloads(here)
+    assert [b"1", b"2", b"shared"] == payloads(there)
+    assert 1 == two.retained.statistics().count
+    assert one.mesh.complete() and two.mesh.complete()
+    assert (0, 0) == (one.mesh.pending(), two.mesh.pending())
+
+
+@pytest.mark.parametrize("lane", ["data", "control"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        wire.frame(99),  # a kind that nobody knows
+        wire.frame(wire.DONE, b"short"),
+        b"\xff\xff\xff\xff" + bytes(8),  # a length that no frame has
+        wire.frame(wire.ASK, b""),
+        b"\0\0\0\0" + bytes(8),
+    ],
+)
+def test_what_cannot_be_read_ends_the_lanes_and_not_the_worker(nodes: Nodes, lane: str, what: bytes) -> None:
+    """A node of another version, or one with a mistake, would take all the others down."""
+    one, two = nodes(2)
+    here, publisher = one.connect("here", V5), two.connect("publisher", V5)
+    subscribed(here, "a")
+    (peer,) = two.mesh.peers
+    if lane == "data":
+        peer.write(wire.DATA_HEAD + what)
+    else:
+        peer.tell(what)
+    two.settle()
+    assert 1 == one.counters.lanes_malformed
+    publish(publisher, b"1")
+
+    assert [b"1"] == payloads(here)
+    (again,) = two.mesh.peers
+    assert again is not peer
+
+
+def test_a_peer_whose_lanes_fail_again_and_again_costs_little(nodes: Nodes) -> None:
+    """Each time both are told everything: a peer of another build would keep all nodes busy."""
+    node = nodes(2)
+    one, two = node
+    for _ in range(100):
+        for peer in list(two.mesh.peers):
+            peer.tell(wire.frame(99))
+        node.advance(1.0)
+    assert 9 <= one.counters.lanes_malformed <= 12  # pauses of 0, 0.1, 0.2, 0.4 ...
+    node.advance(LONGEST_PAUSE + 0.1)
+    assert [two.identity] == [peer.worker for peer in one.mesh.peers]
+    node.advance(CALM)
+    (peer,) = two.mesh.peers
+    peer.tell(wire.frame(99))
+    node.advance(0.1)
+
+    assert [two.identity] == [peer.worker for peer in one.mesh.peers]
+
+
+def test_a_worker_that_leaves_is_not_joined_again(nodes: Nodes) -> None:
+    """Its node has ended: lanes to it would be opened for ever."""
+    node = nodes(2)
+    one, two = node
+    node.kill(two, heard=False)
+    one.mesh.restarted(two.identity)
+    one.mesh.leave(two.identity)
+    node.advance(LONGEST_PAUSE + 0.1)
+
+    assert ([], True) == (one.mesh.peers, one.mesh.complete())
+
+
+# What waits.
+
+
+def test_a_suback_does_not_wait_long_for_other_nodes(nodes: Nodes) -> None:
+    """Until the lease of a dead node ends, no client would be answered."""
+    node = nodes(3)
+    one, far, near = node
+    far.stopped = True
+    client = one.connect("client", V5)
+    client.send(Subscribe(1, [Wanted(b"a", 1)]))
+    one.settle()
+    one.advance(PATIENCE - 0.1)
+    assert [] == client.receive()
+    one.advance(0.1)
+    assert [SubAck(1, [1])] == client.receive()
+    assert 1 == one.counters.subscriptions_not_confirmed
+    said = " ".join(explain(one.diagnostics.facts("client")))
+    assert "subscription_not_confirmed" in said and "published there may not reach the client" in said
+
+    near.stopped = True  # of the same node: it is waited for
+    client.send(Subscribe(2, [Wanted(b"b", 1)]))
+    one.settle()
+    one.advance(PATIENCE + 0.4)
+    assert [] == client.receive()
+    near.stopped = False
+    assert [SubAck(2, [1])] == client.receive()
+
+
+def test_a_node_that_has_died_keeps_no_session_from_moving(durable: Callable[[int], Node]) -> None:
+    """The node is listed for seconds: all clients that come back to another worker meanwhile would be refused."""
+    node = durable(4)
+    a0, b0, a1, b1 = node
+    lasting(a0, "me").drop()
+    for dead in (b1, b0):
+        node.kill(dead, heard=False)
+    client = a1.open(V5)
+    client.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    a0.advance(SILENCE + 0.3)
+
+    assert [True] == [packet.session_present for packet in client.receive() if isinstance(packet, ConnAck)]
+    assert 0 < a0.counters.lanes_silent + a1.counters.lanes_silent
+    again = a0.open(V5)  # nobody waits a second time
+    again.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    a0.advance(0.1)
+    assert [True] == [packet.session_present for packet in again.receive() if isinstance(packet, ConnAck)]
+
+
+def test_a_worker_whose_lane_is_slow_is_not_silent(nodes: Nodes, redis: RunningRedis) -> None:
+    """Its lanes would be begun anew, with all that is under way, when much is before what is waited for."""
+    node = nodes(3, None, redis)
+    owner, asking, other = node
+    lasting(owner, "me").drop()
+    slow = node.peer(asking, other).data
+    asking.reactor.pause(slow, Pause.FANOUT)
+    client = asking.open(V5)
+    client.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    node.advance(SILENCE + 0.5)
+    assert ([], 0) == (client.receive(), asking.counters.lanes_silent)
+    asking.reactor.resume(slow, Pause.FANOUT)
+
+    assert [True] == [packet.session_present for packet in client.receive() if isinstance(packet, ConnAck)]
+
+
+def test_a_worker_that_has_answered_is_not_waited_for(nodes: Nodes) -> None:
+    """Its lanes would be begun anew each time a peer waits for another one."""
+    node = nodes(3)
+    one, idle, stopped = node
+    node.advance(10)
+    stopped.stopped = True
+    passed: list[float] = []
+    one.worker.links.barriers.when_passed(passed.append, node.clock.now)
+    one.worker.links.announcements.when_confirmed(None, lambda: passed.append(0.0))
+    one.advance(5)
+
+    assert ([], 0) == (passed, one.counters.lanes_silent)
+    (_, there) = sorted((node.peer(one, idle), node.peer(one, stopped)), key=lambda peer: peer.distant, reverse=True)
+    assert not there.distant
+    stopped.stopped = False
+    node.settle()
+    assert 2 == len(passed)
+
+
+# Durable sessions.
+
+
+def test_a_session_of_a_worker_that_does_not_answer_is_taken_at_once(durable: Callable[[int], Node]) -> None:
+    """Its client would wait for the end of a lease."""
+    node = durable(2)
+    one, two = node
+    first = lasting(one, "me")
+    subscribed(first, "a")
+    one.stopped = True
+    client = two.open(V5)
+    client.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    two.advance(DISTANT_ANSWER - 0.1)
+    assert [] == client.receive()
+    two.advance(0.2)
+
+    assert [True] == [packet.session_present for packet in client.receive() if isinstance(packet, ConnAck)]
+    one.stopped = False
+    node.advance(0.5)
+    assert first.closed or (first.receive() and first.closed)
+    assert [None] == [one.session("me")]
+    publish(two.connect("publisher", V5), b"1")
+    assert [b"1"] == payloads(client)
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_stored_session_is_found_at_any_node(
+    durable: Callable[[int], Node], redis: RunningRedis, alive: bool
+) -> None:
+    """Its claim has run out, or it was adopted, which claims nothing: the client would get a second session."""
+    node = durable(2)
+    one, two = node
+    first = lasting(one, "me")
+    subscribed(first, "a")
+    first.drop()
+    node.settle()
+    redis.client().delete(Keys("weir").owner(b"me"))
+    if not alive:
+        node.kill(one)
+    client = two.open(V5)
+    client.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    two.advance(0.5)
+
+    assert [True] == [packet.session_present for packet in client.receive() if isinstance(packet, ConnAck)]
+    assert two.session("me") is not None
+
+
+@pytest.mark.parametrize("how", ["followed", "adopted elsewhere", "back"])
+def test_publishes_for_sessions_of_a_node_that_has_left_wait_until_somebody_has_them(
+    durable: Callable[[int], Node], how: str
+) -> None:
+    """They would be acknowledged, and reach nobody."""
+    node = durable(2)
+    one, two = node
+    away = lasting(two, "away")
+    subscribed(away, "a")
+    away.drop()
+    publisher = one.connect("publisher", V5)
+    if how == "back":
+        two.stopped = True
+        one.mesh.leave(two.identity)
+    else:
+        node.kill(two)
+    assert 0 == publish(publisher, b"1")
+    if how == "back":
+        two.stopped = False
+        one.mesh.join_distant(two.identity)
+    elif how == "followed":
+        node.start(1)
+    else:
+        one.mesh.adopted_elsewhere(two.identity)
+    node.advance(0.5)
+
+    assert [PUBACK] == [packet.kind for packet in publisher.receive() if isinstance(packet, Ack)]
+
+
+def test_a_worker_that_was_taken_for_dead_has_nothing_that_is_waited_for(durable: Callable[[int], Node]) -> None:
+    """Others have its sessions: once it is gone, publishers would wait for a worker that has none."""
+    node = durable(2)
+    one, two = node
+    away = lasting(two, "away")
+    subscribed(away, "a")
+    away.drop()
+    two.stopped = True
+    one.mesh.adopted_elsewhere(two.identity)
+    one.mesh.leave(two.identity)
+    one.settle()
+
+    assert 1 == publish(one.connect("publisher", V5), b"1")
+
+
+def test_members_are_known_when_all_nodes_have_told_them(durable: Callable[[int], Node]) -> None:
+    """What waits for a shared subscription would be discarded, as its members are at a worker that is to come."""
+    node = durable(2)
+    one = node[0]
+    node.settle()
+    assert one.backlog.members_known
+    one.mesh.expect_distant(1)
+    assert (False, False) == (one.backlog.members_known, one.mesh.complete())
+    one.mesh.expect_distant(0)
+    assert (True, True) == (one.backlog.members_known, one.mesh.complete())
+
+
+def test_a_worker_of_another_node_does_not_stand_for_one_of_the_own_node(durable: Callable[[int], Node]) -> None:
+    """It has the same shard: the first worker of a node would serve before what the others have stored is known."""
+    node = durable(4)
+    for dead in (node[2], node[0]):
+        node.kill(dead)
+    first = node.start(0)
+    assert (False, ["a/1"]) == (first.mesh.complete(), first.mesh.untold())
+    node.start(2)
+
+    assert (True, []) == (first.mesh.complete(), first.mesh.untold())
+
+
+# What stays within a node.
+
+
+def test_sessions_of_a_worker_that_ends_go_to_its_own_node(nodes: Nodes, redis: RunningRedis) -> None:
+    """Their clients come back to that node, and each would be moved twice."""
+    node = nodes(5, None, redis)
+    ending = node[0]
+    clients = [lasting(ending, f"client {number}") for number in range(9)]
+    for client in clients:
+        client.drop()
+    node.settle()
+    for session in ending.sessions():
+        ending.takeovers.offer(session)
+    node.settle()
+
+    assert [0, 0, 9] == [sum([each.session_count() for each in node if each.identity.node == name]) for name in "_ba"]
+    assert 0 == ending.session_count()
+
+
+def test_reports_go_to_other_nodes_by_their_channel_alone(nodes: Nodes) -> None:
+    """Each would come twice, by the same Redis."""
+    node = nodes(3)
+    node[0].reports.tell(b"report", node.clock.now)
+
+    assert 1 == node[0].counters.reports_sent_mesh
+
+
+def test_a_message_goes_round_the_workers_of_all_nodes() -> None:
+    """Workers of several nodes have the same shards: it would go to and fro between two, and never reach the third."""
+    node = Node(3, names=("a", "b", "c"))
+    seen: list[int] = []
+    at = node[0]
+    for hop in (HOPS, HOPS + 1):
+        group = at.routes._group(b"group", b"a")
+        for peer in at.mesh.peers:
+            group.set_remote_members(peer, 1, 0)
+        before = {peer: peer.written() for peer in at.mesh.peers}
+        assert group._pass_round(Message(b"a", b"", 1, False, b"", NEVER), hop, 0.0)
+        (taken,) = [peer for peer in at.mesh.peers if peer.written() > before[peer]]
+        seen.append(taken.worker.incarnation)
+        (at,) = [broker for broker in node if broker.identity == taken.worker]
+
+    assert 3 == len({node[0].identity.incarnation, *seen})
+    node.close()
