@@ -231,6 +231,8 @@ class Process:
         self._registry_client.move(address, now)
         if self.worker.links.durable_store is not None:
             self.worker.links.durable_store.move(address, now)
+        if self.worker.links.node_lanes is not None:
+            self.worker.links.node_lanes.move(address, now)
         self.worker.reports.move(address, now)
 
     def _reopen_log(self) -> None:

@@ -237,6 +237,8 @@ class Worker:
     def close(self) -> None:
         """Close everything that is still open, after the tasks have ended."""
         self.loop.shut_down()
+        if self.links.node_lanes is not None:
+            self.links.node_lanes.stop(self.base.clock())
         if self.trace_file is not None:
             self.trace_file.close()
         self.offload.close()

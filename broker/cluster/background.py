@@ -1,5 +1,6 @@
 # The work of a worker for the other workers of its node and for Redis, as the hub drives it.
 from broker.cluster.mesh import Mesh
+from broker.cluster.node_lanes import NodeLanes
 from broker.cluster.orphaned_wills import OrphanedWills
 from broker.cluster.overload_reports import OverloadReports
 from broker.cluster.quota_lease_client import QuotaLeaseClient
@@ -17,6 +18,7 @@ class ClusterBackground(Background):
         self,
         mesh: Mesh,
         reports: OverloadReports,
+        node_lanes: NodeLanes | None,
         registry_client: RegistryClient | None,
         claims: SessionClaims | None,
         orphaned_wills: OrphanedWills | None,
@@ -26,11 +28,14 @@ class ClusterBackground(Background):
         backbone: InboundBackbone | None,
         internal_errors: InternalErrors,
     ) -> None:
-        """*registry_client*, *claims* and *orphaned_wills*: None without Redis. *quota_leases*: None unless
+        """*node_lanes*: None if there are no other nodes.
+
+        *registry_client*, *claims* and *orphaned_wills*: None without Redis. *quota_leases*: None unless
         workers share quotas. *durable*: None if sessions are in memory. *carrier*, *backbone*: None if there is none.
         """
         self._mesh = mesh
         self._reports = reports
+        self._node_lanes = node_lanes
         self._registry_client = registry_client
         self._claims = claims
         self._orphaned_wills = orphaned_wills
@@ -56,6 +61,8 @@ class ClusterBackground(Background):
         try:
             due = min(due, self._claims.tick(now), self._orphaned_wills.tick(now), self._reports.tick(now))
             due = min(due, self._registry_client.tick(now))  # last: it sends what the others have asked for
+            if self._node_lanes is not None:
+                due = min(due, self._node_lanes.tick(now))
             if self._durable is not None:
                 due = min(due, self._durable.tick(now))
             return due if self._quota_leases is None else min(due, self._quota_leases.tick(now))

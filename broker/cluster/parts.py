@@ -14,6 +14,7 @@ from broker.cluster.forced_takeovers import ForcedTakeovers
 from broker.cluster.incoming_sessions import IncomingSessions
 from broker.cluster.late_confirmations import LateConfirmations
 from broker.cluster.mesh import Mesh
+from broker.cluster.node_lanes import NodeLanes
 from broker.cluster.orphaned_wills import OrphanedWills
 from broker.cluster.outgoing_sessions import OutgoingSessions
 from broker.cluster.overload_reports import OverloadReports, RedisReports, ReportReceiver
@@ -58,6 +59,7 @@ from broker.store.redis.pipeline import CommandPipeline
 from broker.store.redis.pubsub import ChannelSubscription
 from broker.store.redis.record_log import RedisRecordLog
 from broker.store.sessions import Claims, MemorySessions, SessionStore
+from broker.worker_id import WorkerId
 
 
 class ClusterLinks:
@@ -88,6 +90,7 @@ class ClusterLinks:
         self.registered_store: RegisteredStore | None = None
         self.record_logs: list[RecordLog] = []
         self.quota_leases: QuotaLeaseClient | None = None
+        self.node_lanes: NodeLanes | None = None  # None: there are no other nodes
         self.durable_store: DurableStore | None = None
         self.store_gate: Gate | None = None  # of it
         self.carrier: CarrierLink | None = None  # None: the node has none
@@ -205,6 +208,26 @@ class ClusterLinks:
         name = f"weir-{worker.node}-{worker.shard}-{purpose}"
         return CommandPipeline(dialler, redis, name, base.log, ends_former=True)
 
+    def reach_nodes(self, restarted: Callable[[WorkerId], None]) -> None:
+        """Make the lanes to workers of other nodes, if there can be some. *restarted*: see `NodeLanes`."""
+        base, redis = self._base, self._redis
+        if redis is None or not base.config.redis.url or base.config.inbound.enabled():
+            return  # with the backbone each node dispatches all publishes to its own clients
+        self.node_lanes = NodeLanes(
+            base.reactor,
+            Dialler(base.reactor, base.internal_errors.report),
+            Dialler(base.reactor, base.internal_errors.report),
+            redis,
+            base.config.redis.prefix,
+            base.worker,
+            base.counters,
+            base.log,
+            self.seal,
+            base.wall,
+            restarted,
+        )
+        self.node_lanes.start(base.clock())
+
     def store_fill(self) -> float:
         """How full the store of durable sessions is, as a share; 0.0: not known, or there is none."""
         client = self.registry_client
@@ -313,6 +336,10 @@ class ClusterParts:
             base.log,
         )
         self.distant: DistantWorkers | None = None
+        links.reach_nodes(self.mesh.restarted)
+        if links.node_lanes is not None:
+            self.mesh.connect_nodes(links.node_lanes)
+            self.distant = DistantWorkers(self.mesh)
         if protocol.durable is not None:
             protocol.durable.when_adopted(base.reactor.wake)  # the mesh tells the other workers
             protocol.durable.when_adopted(partial(self.mesh.when_complete, protocol.durable.all_known))
@@ -336,6 +363,7 @@ class ClusterParts:
         self.background = ClusterBackground(
             self.mesh,
             reports,
+            links.node_lanes,
             client,
             self.session_claims,
             self.orphaned_wills,
