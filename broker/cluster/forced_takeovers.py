@@ -31,7 +31,8 @@
 # it, or its client has withdrawn it. So N keeps it until O has let go, and publishes it if O dies before.
 #
 # If O does not have the session in Redis, another worker of the cluster may: the one from which the session is on its
-# way to O, or the one that has adopted it from O meanwhile. The session is taken from that worker in the same way.
+# way to O, or the one that has adopted it from O meanwhile. The session is taken from that worker in the same way; but
+# not for a claim for which a later one waits, or has waited in vain: then that worker may have it by the later one.
 #
 # All publishes that O has not confirmed are meant, not those for the session alone: the filters of a session may be
 # thousands, and a worker that does not answer for seconds is killed by its supervisor, which has all of them published
@@ -39,6 +40,7 @@
 # forced takeover finds little to close.
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from broker.cluster import wire
 from broker.cluster.announcements import Announcements
@@ -52,6 +54,21 @@ from broker.session.origin import ForcedFilter
 from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.worker_id import WorkerId
+
+
+class TakingClaim(Protocol):
+    """The claim that a session is taken for."""
+
+    def is_followed(self) -> bool:
+        """Called when another worker has the session than was named: whether a later claim has come.
+
+        Then the session is left to that one, and the caller's *then* follows.
+        """
+        ...
+
+    def taken(self) -> None:
+        """The session is one of this worker."""
+        ...
 
 
 class ForcedTakeover:
@@ -96,37 +113,33 @@ class ForcedTakeovers:
 
     # At the worker that takes a session.
 
-    def take(
-        self, client_id: str, former: WorkerId | None, found: Callable[[], None], then: Callable[[], None]
-    ) -> None:
+    def take(self, client_id: str, former: WorkerId | None, claim: TakingClaim, then: Callable[[], None]) -> None:
         """Make the session of *client_id* one of this worker, if *former* or another worker has it; then call *then*.
 
-        *found* is called before, as soon as it is one of this worker.
+        *claim*: the one that it is taken for.
         """
         if former is None:
-            self._find(client_id, None, found, then)
+            self._find(client_id, None, claim, then)
             return
         taken = self._begin(client_id, former, then)
-        self._durable.stand_in_for(client_id, former, taken.filter, partial(self._stood_in, taken, found))
+        self._durable.stand_in_for(client_id, former, taken.filter, partial(self._stood_in, taken, claim))
 
-    def _find(
-        self, client_id: str, former: WorkerId | None, found: Callable[[], None], then: Callable[[], None]
-    ) -> None:
-        self._durable.find(client_id, partial(self._found_owner, client_id, former, found, then))
+    def _find(self, client_id: str, former: WorkerId | None, claim: TakingClaim, then: Callable[[], None]) -> None:
+        self._durable.find(client_id, partial(self._found_owner, client_id, former, claim, then))
 
     def _found_owner(
         self,
         client_id: str,
         former: WorkerId | None,
-        found: Callable[[], None],
+        claim: TakingClaim,
         then: Callable[[], None],
         owner: WorkerId | None,
     ) -> None:
         """*owner* has the session of *client_id*, which *former* did not have: see above."""
-        if owner is None or owner == former:
+        if owner is None or owner == former or claim.is_followed():
             then()
         else:
-            self.take(client_id, owner, found, then)
+            self.take(client_id, owner, claim, then)
 
     def begin_again(self, session: Session, former: WorkerId, then: Callable[[], None]) -> None:
         """*former* has died, which was about to give *session*, that is subscribed here: *then* may take it."""
@@ -140,10 +153,10 @@ class ForcedTakeovers:
         self._number += 1
         return ForcedTakeover(self._number, client_id, former, then)
 
-    def _stood_in(self, taken: ForcedTakeover, found: Callable[[], None], stand_in: Session | None) -> None:
+    def _stood_in(self, taken: ForcedTakeover, claim: TakingClaim, stand_in: Session | None) -> None:
         taken.stand_in = stand_in
         lives = self._peers.find(taken.former) is not None
-        take = partial(self._durable.take, taken.client_id, taken.former, lives, partial(self._read, taken, found))
+        take = partial(self._durable.take, taken.client_id, taken.former, lives, partial(self._read, taken, claim))
         if stand_in is None:
             take()
         else:
@@ -152,16 +165,16 @@ class ForcedTakeovers:
     def _read(
         self,
         taken: ForcedTakeover,
-        found: Callable[[], None],
+        claim: TakingClaim,
         session: Session | None,
         subscriptions: list[Subscription],
     ) -> None:
         if session is None:
             self._end_stand_in(taken)
             self._abandon_all(taken.filter.take_all_refused())
-            self._find(taken.client_id, taken.former, found, taken.then)
+            self._find(taken.client_id, taken.former, claim, taken.then)
             return
-        found()
+        claim.taken()
         taken.session = session
         taken.will = self._durable.hold_will(session)
         session.transfer_filter = taken.filter

@@ -251,7 +251,8 @@ class IncomingSessions:
                 session.transfer_filter = None
             incoming.imported = None
         adopted = session is None and not incoming.lives  # perhaps, by the worker that follows the source
-        result = TakeoverResult(session, incoming.epoch, nowhere=adopted, unanswered=adopted)
+        # Or another worker has taken it from the source before that could give it.
+        result = TakeoverResult(session, incoming.epoch, nowhere=adopted, unanswered=session is None)
         self._conclude(incoming, incoming.failed or result)
 
     def _abandon(self, incoming: IncomingSession, result: TakeoverResult) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from broker.cluster.forced_takeovers import ForcedTakeovers
+from broker.cluster.forced_takeovers import ForcedTakeovers, TakingClaim
 from broker.cluster.owned_sessions import OwnershipConflict
 from broker.cluster.owner import Owner
 from broker.cluster.registered_store import RegisteredStore
@@ -223,7 +223,7 @@ class SessionClaims:
             self.keep_owned(session, owner.epoch + 1)
 
 
-class _Claim:
+class _Claim(TakingClaim):
     """A CONNECT on its way to its session."""
 
     def __init__(self, claims: SessionClaims, claimant: Claimant, behind: deque[Claimant]) -> None:
@@ -240,6 +240,7 @@ class _Claim:
         self._again = False  # asked the node for the second time, with a greater epoch
         self._asked_all = False
         self._looked = False  # in Redis, for what a worker has stored that does not answer
+        self._followed = False  # by a later claim, when another worker was found to have the session
         self._former: Owner | None = None  # the owner before this claim, unless it has answered
         self._before: Owner | None = None  # the owner before this claim, if it is known
         self._done = False
@@ -321,7 +322,10 @@ class _Claim:
         if lost and claims.forced is not None and not self._looked and (unknown or self._former is not None):
             self._looked = True
             former = None if self._former is None else self._former.worker
-            claims.forced.take(client_id, former, self._taken, partial(self.handed_over, result))
+            claims.forced.take(client_id, former, self, partial(self.handed_over, result))
+            return
+        if lost and self._followed:
+            self._yield_to_followers()
             return
         if lost and result.unanswered and self._asked_all and not self.claimant.clean_start:
             # A worker may have it that is busy with what another one has left, or that has yet to come.
@@ -338,7 +342,24 @@ class _Claim:
             claims.store.keep(result.session)
         self._answer(None, result.session or here)
 
-    def _taken(self) -> None:
+    def is_followed(self) -> bool:
+        self._followed = len(self.askers) > 0
+        return self._followed
+
+    def _yield_to_followers(self) -> None:
+        """Leave the session, which another worker has, to the later claims: one of them may have taken it already.
+
+        The peers that ask are told that it is not here, by an owner who never had it: then they ask all workers.
+        """
+        claims = self.claims
+        askers, self.askers = self.askers, []
+        claims.registry.yield_to(self.claimant.client_id, max(epoch for epoch, _, _ in askers))
+        for _, _, then in askers:
+            then(TakeoverResult(None))
+        claims.counts.turned_away += 1
+        self._answer(CloseReason.SERVER_UNAVAILABLE, None)
+
+    def taken(self) -> None:
         """The session was taken in the store from a worker that did not answer, and is here.
 
         That worker may have kept it before, as this claim seemed to be over, with the epoch after that of this claim

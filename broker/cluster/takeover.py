@@ -66,8 +66,8 @@ class TakeoverResult:
         *nowhere*: no worker that was asked has the session, or there was none to ask. Then Redis named an owner whose
         claim it carried out after the claim was abandoned, or a dead one: the owner before that may still have it.
 
-        *unanswered*: a worker that may have it has died, or does not answer in time. If the session is durable, it can
-        be taken from that worker in the store.
+        *unanswered*: a worker that may have it has died, or does not answer in time; or a durable one was gone from the
+        store when it was to be given. If the session is durable, it can be taken in the store from who has it there.
         """
         self.session = session
         self.epoch = epoch

@@ -200,9 +200,8 @@ class Limits:
 class Flush:
     """When the bytes that are written to one kind of client are sent."""
 
-    # always: at the end of each tick. adaptive: at the end of each tick while the worker is calm (it works for at most
-    # 5 % of the time); later while it is busy, if more is written soon. buffered: after buffered_msg_count messages, or
-    # delivery.buffered_hold seconds.
+    # always: at the end of each tick. adaptive: so while the worker is calm (busy at most 5 % of the time); else later,
+    # if more is written soon. buffered: after buffered_msg_count messages, or delivery.buffered_hold seconds.
     flush: str = choice("adaptive", "adaptive", "always", "buffered")
     buffered_msg_count: int = number(5, least=1, most=10_000)  # the default of TBMQ
 

@@ -1,6 +1,7 @@
 # A durable session follows its client to another worker: whole, under the same packet ids, and stored at each moment.
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -711,6 +712,79 @@ def test_a_session_that_is_on_its_way_is_not_taken_back_a_second_time(
     assert [b"1", b"2"] == first_of_each(client)
     assert [0] == sessions(node)
     assert ["queue 1", "session 1"] == stored_at(redis)
+
+
+class EarlierClaim:
+    """A `TakingClaim` that has waited for a worker that did not answer."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def is_followed(self) -> bool:
+        return False
+
+    def taken(self) -> None:
+        self.told.append("taken")
+
+
+def test_a_session_that_is_taken_while_it_is_given_to_another_worker_is_found(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """Its client would get an empty session, and the one with its messages would end, with its log."""
+    node = start_node(3)
+    giver, taker, third = node
+    first = subscriber(giver)
+    first.drop()
+    publish(third, b"1")
+    giver.reactor.pause(lane(giver, third), Pause.FANOUT)  # it cannot complete the move
+    client = coming(taker)
+    assert [] == client.receive()
+    forced = third.claims.forced
+    assert forced is not None
+    claim = EarlierClaim()
+    forced.take("me", giver.identity, claim, partial(claim.told.append, "known"))
+    while "session 3" not in stored_at(redis):
+        node.settle()
+    giver.reactor.resume(lane(giver, third), Pause.FANOUT)
+    node.advance(1)
+    publish(third, b"2")
+
+    assert ["taken", "known"] == claim.told
+    assert [True] == presence(client)
+    assert [b"1", b"2"] == first_of_each(client)
+    assert [1] == sessions(node)
+    assert ["queue 2", "session 2"] == stored_at(redis)
+
+
+def test_an_earlier_claim_leaves_a_session_that_has_moved_to_the_later_one(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """It would take the session, for a client that is gone, from the worker that has it by the later claim."""
+    node = start_node(4)
+    former, early, late, other = node
+    subscriber(former).drop()
+    publish(other, b"1")
+    former.stopped = True
+    first = coming(early)
+    node.advance(1)
+    second = coming(late)  # asks the early one, which waits for the former one
+    node.settle()
+    forced = other.claims.forced
+    assert forced is not None
+    claim = EarlierClaim()
+    forced.take("me", former.identity, claim, partial(claim.told.append, "known"))
+    while "session 4" not in stored_at(redis):
+        node.settle()
+    early.advance(1.2)
+    former.stopped = False
+    node.advance(1)
+    publish(other, b"2")
+
+    assert [CloseReason.SERVER_UNAVAILABLE.code] == [each.code for each in first.inbox if isinstance(each, ConnAck)]
+    assert [True] == presence(second)
+    assert [b"1", b"2"] == first_of_each(second)
+    assert [2] == sessions(node)
+    assert ["queue 3", "session 3"] == stored_at(redis)
 
 
 def replies_of(broker: Broker) -> Stream:
