@@ -19,7 +19,9 @@ from supervisor.node_lease import LEASE, RENEW, RETRY, NodeLease, NodeList, Shar
 from supervisor.node_notices import NodeNotices
 
 NOBODY: Final = OtherNodes([], 0, [])  # a node that is alone
-LEAST: Final = 0.03  # seconds between two looks: a storm of notices costs some thirty of them a second
+LEAST: Final = 0.03  # seconds between two looks, at least: others have to see within 0.1 s that a node has ended
+REST: Final = 9.0  # times the last look until the next one: a storm of notices costs a tenth of a core at most
+MOST: Final = 1.0  # seconds; a look at a server that is slow must not delay the next one for long
 BEHIND: Final = 0.005  # seconds after the end of a lease at which it is looked at
 
 
@@ -34,7 +36,6 @@ class Membership:
         self._incarnations: list[str | None] = [None] * lease.identity.workers
         self._wake = trio.Event()
         self._nodes: Mapping[str, SharingNode] = {}
-        self._keep_missing_until = 0.0  # monotonic; Redis had lost its data
         self._joined: set[str] = set()
         self._apart: set[str] = set()  # nodes that run, and whose workers are not joined
         self._nodes = self._those_of_others(found)
@@ -90,6 +91,7 @@ class Membership:
                 with trio.move_on_after(pause):
                     await self._wake.wait()
                 self._wake = trio.Event()
+                began = trio.current_time()
                 try:
                     found = await trio.to_thread.run_sync(self.lease.renew, abandon_on_cancel=True)
                 except redis.RedisError:  # the workers log that Redis cannot be used
@@ -99,7 +101,7 @@ class Membership:
                 if not found.mine:
                     break
                 self._take(found)
-                await trio.sleep(LEAST)
+                await trio.sleep(min(MOST, max(LEAST, REST * (trio.current_time() - began))))
                 pause = self._pause()
             nursery.cancel_scope.cancel()
         name = self.lease.identity.name
@@ -133,11 +135,8 @@ class Membership:
 
     def _take(self, found: NodeList) -> None:
         nodes = self._those_of_others(found)
-        now = time.monotonic()
-        if found.was_missing:
-            self._keep_missing_until = now + LEASE
-        kept = self._keep_missing_until - now
-        if kept > 0:  # the nodes that are missing have yet to renew their leases
+        kept = self.lease.lost_at + LEASE - time.monotonic()
+        if kept > 0:  # Redis had lost its data: nodes that are missing have yet to renew their leases
             for name, node in self._nodes.items():
                 if name not in nodes and node.runs_for() > 0:
                     nodes[name] = replace(node, left=kept)

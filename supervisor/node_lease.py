@@ -20,6 +20,7 @@
 # LEASE from then on. A node that has ended leaves its name at once; if it has left durable sessions, it stays in the
 # hash with a lease that is over, so that other nodes know where to look for them.
 import json
+import math
 import re
 import secrets
 import time
@@ -172,7 +173,6 @@ class NodeList:
     """The nodes that share a Redis, at one moment."""
 
     mine: bool  # the name of this node is its own
-    was_missing: bool  # it was not in the list before: at the start, or as Redis has lost its data
     nodes: Mapping[str, SharingNode]  # by name; this one, too
 
 
@@ -192,6 +192,7 @@ class NodeLease:
         self._file = folder / FILE
         self._log = log
         self._clock_told = False
+        self.lost_at = -math.inf  # monotonic seconds, when the name was found to be missing: Redis had lost its data
 
     def say(self, incarnations: Sequence[str | None]) -> None:
         """From the next renewal on say that the workers have these *incarnations*, by shard."""
@@ -225,6 +226,7 @@ class NodeLease:
             self.release()
             raise
         self._compare(running)
+        self.lost_at = -math.inf
         return found
 
     def renew(self) -> NodeList:
@@ -259,7 +261,9 @@ class NodeLease:
             node = _read(name.decode(errors="replace"), value, now, since, int(owners))
             if node is not None:
                 found[node.name] = node
-        return NodeList(mine=bool(answer[0]), was_missing=answer[0] == 2, nodes=found)
+        if answer[0] == 2:
+            self.lost_at = time.monotonic()
+        return NodeList(mine=bool(answer[0]), nodes=found)
 
     def _former(self) -> str:
         """The incarnation that had the name last in this folder, whose lock this process has."""
