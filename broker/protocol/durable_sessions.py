@@ -22,6 +22,7 @@ from broker.session.origin import ClosedFilter, ForcedFilter, LeavingFilter
 from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.adoption import AdoptedSession, client_id_of
+from broker.store.durable.group_commit import SETTLED
 from broker.store.durable.group_queue import is_pending_will, is_session
 from broker.store.durable.shared_lists import SharedLists
 from broker.store.durable.store import DurableStore
@@ -81,6 +82,8 @@ class DurableSessions:
         durable.commit.fenced = self.taken
         self._all_read = False
         self._adopted = False  # they are here, with their subscriptions
+        self._arriving: set[str] = set()  # clients whose sessions are being taken
+        self.settled: Callable[[], None] = _nothing  # called when all sessions of this worker are another one's
         self._enrolling = 0  # sessions that were read, and whose subscriptions are not all registered
         self._waiting: list[Callable[[], None]] = []  # until then
         self._before_serving: list[Callable[[], None]] = []  # what waits for the retained messages as well
@@ -106,9 +109,24 @@ class DurableSessions:
         """Call *then* once they are."""
         self._waiting.append(then)
 
+    def prepare_to_settle(self) -> None:
+        """More is to be adopted: `ready()` is false from now on. `settle()` follows."""
+        self._adopted = False
+
+    def settle(self, workers: list[WorkerId], then: Callable[[], None]) -> None:
+        """Adopt what *workers* of other nodes have left; they are former owners of this shard by now (inheritance.py).
+
+        *then* is called once all workers know what their sessions wait for, and `ready()` is true.
+        """
+        self._waiting.append(then)
+        if workers:
+            self._durable.adoption.settle([worker.incarnation_text.encode() for worker in workers])
+        else:
+            self._all_read = True
+
     def has(self, client_id: str) -> bool:
         name = client_id.encode(errors="surrogateescape")
-        if self._store.find(client_id) is not None or self.cold.has(client_id):
+        if self._session(client_id) is not None or self.cold.has(client_id) or client_id in self._arriving:
             return True
         return self._shared.has(name) or self._sessions.has_pending(name)
 
@@ -180,16 +198,27 @@ class DurableSessions:
         Then call *then* with it and its subscriptions: see `enrol()`. *former* learns it with its next transaction, if
         it *lives*: then it publishes the will, as its connection ends; see `hold_will()`.
         """
+        if self.cold.warm(client_id, partial(self._warmed, client_id, then)):
+            return  # it was adopted meanwhile
         client = client_id.encode()
+        self._arriving.add(client_id)
         self._durable.expect(client)
         take = partial(self._take, client, former, lives, then)
         self._durable.commit.when_removed(take)  # what an earlier session here has under the same keys is removed first
 
     def _take(self, client: bytes, former: WorkerId, lives: bool, then: Taken) -> None:
-        found = partial(self._found, lives, then)
+        found = partial(self._found, client_id_of(client), lives, then)
         self._durable.take(client, former.incarnation_text.encode(), b"", found, self._clock())
 
-    def _found(self, lives: bool, then: Taken, session: AdoptedSession | None, now: float) -> None:
+    def _warmed(self, client_id: str, then: Taken, warm: bool) -> None:
+        then(self._store.find(client_id), [])
+
+    def _found(self, client_id: str, lives: bool, then: Taken, session: AdoptedSession | None, now: float) -> None:
+        self._arriving.discard(client_id)
+        present = self._store.find(client_id)
+        if present is not None and session is not None:  # it was adopted meanwhile
+            then(present, [])
+            return
         adopted = None if session is None else self._sessions.adopt(session, now)
         if adopted is None or session is None or adopted.ended:
             then(None, [])
@@ -261,6 +290,7 @@ class DurableSessions:
 
     def _serve(self) -> None:
         self._adopted = True
+        self._durable.adoption.held = False
         waiting, self._waiting = self._waiting, []
         for then in waiting:
             then()
@@ -270,6 +300,7 @@ class DurableSessions:
 
     def adopted(self, now: float) -> None:
         self._all_read = True
+        self._durable.adoption.held = True
         self._routes.invalidate()  # cold sessions are in no route yet
         self._log.info("sessions_adopted", sessions=self._durable.adoption.sessions, cold=self.cold.count())
 
@@ -280,6 +311,8 @@ class DurableSessions:
         publish of a client here would reach nobody. If one was on its way to a third worker, what was refused here for
         it reaches nobody either: it comes again, before this worker lets go (cluster/forced_takeovers.py).
         """
+        if SETTLED in clients:
+            self.settled()
         for client in clients:
             self._durable.taken(client)
             session = self._session(client_id_of(client))
@@ -324,3 +357,7 @@ class DurableSessions:
             self._lifecycle.close(connection, CloseReason.SESSION_DAMAGED, now)
         if not session.ended:
             self._sessions.end(session, now)
+
+
+def _nothing() -> None:
+    pass

@@ -10,11 +10,13 @@
 #    Page by page, the index of that owner is read then; the server reads a page while this worker works on the one
 #    before. Then it renames the keys of the sessions. The answers
 #    have the records; of sessions with messages only the client ids: they are read, a few at a time. Queues of sessions
-#    that have ended come with them (dropped_queues.py). The former owner is removed, once it has nothing left, and its
-#    fence and its commit number end soon: a worker is followed only after its process has ended (supervisor/child.py),
-#    so nobody reads them any more. Those of a worker that is stopped, for however long, stay as it is an owner still:
-#    it learns what was taken from it when it goes on.
-# 3. If an answer was lost, the server may have renamed what nobody has read: then it looks through its own index.
+#    that have ended come with them (dropped_queues.py). The former owner is removed, once it has nothing left and the
+#    other workers know what its sessions wait for: if this worker dies before, the next one tells them. Its fence and
+#    its commit number end soon: a worker of this node is followed only after its process has ended
+#    (supervisor/child.py), so nobody reads them any more. Those of a worker that is stopped, for however long, stay as
+#    it is an owner still: it learns what was taken from it when it goes on.
+# 3. If an answer was lost, the server may have renamed what nobody has read: then it looks through its own index. A
+#    worker that serves reads the sessions of that call: others in its index come and go.
 #
 # Sessions of which the index says enough (index.py) may stay unread, with the keys of their former owner: a worker
 # serves as soon as it knows what they wait for. Afterwards they get the keys of this worker at a pace, so that former
@@ -24,6 +26,10 @@
 # fence tells which sessions these are, and that goes before the former owner is removed.
 #
 # Each step may be done twice, so one whose answer is lost is done again. One command is under way at a time.
+#
+# A worker that serves adopts what a worker of another node has left, too, once that is one of its former owners
+# (inheritance.py): `settle()`. It reads as at the start, and puts off what is done at a pace. Sessions come and go
+# meanwhile: what is here, or about to be, is left out.
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
@@ -78,7 +84,7 @@ class SessionOwner(Protocol):
     """Who has the sessions that are stored."""
 
     def has(self, client_id: str) -> bool:
-        """Whether the session of *client_id* is here already: then it is not read."""
+        """Whether the session of *client_id* is here already, or about to be: then it is not read."""
         ...
 
     def expect_cold(self, sessions: int) -> None:
@@ -204,7 +210,11 @@ class Adoption:
         self._wall = wall
         self._soon = soon
         self._owner: SessionOwner | None = None
+        self.adopted: list[bytes] = []  # the former owners so far
+        self.held = False  # they stay what they are, until the other workers know what their sessions wait for
         self._former: list[bytes] = []  # owners that have sessions left, perhaps
+        self._to_settle: list[bytes] = []  # further ones, see `settle()`
+        self._settling = False  # this worker serves
         self._to_measure: list[bytes] = []  # former owners whose sessions are not counted yet
         self._expected = 0  # sessions of a slice
         self._fenced = 0  # client ids in the fence of the last of them that were looked at
@@ -219,8 +229,9 @@ class Adoption:
         self._lost = False  # an answer was
         self._failed = False  # a command has, since this index was begun
         self._reading: list[bytes] = []  # those of the page under way
-        self._has_cold = False  # the former owner has sessions that stay unread
-        self._cold_owners: list[bytes] = []  # former owners that have some
+        self._adopting: list[bytes] = []  # client ids in the call under way
+        self._doubtful: list[bytes] = []  # in one whose answer was lost, while this worker serves
+        self._read_owners: list[bytes] = []  # former owners whose sessions were read, or stay unread
         self._to_rename: list[bytes] = []  # client ids of such sessions, in the next call
         self._renaming: list[bytes] = []  # and in the call under way
         self._command: _Step | None = None  # under way
@@ -237,14 +248,40 @@ class Adoption:
         """Look at a page, as the next one is asked for; or go on after a failure, at the time that is returned."""
         if self._page:
             self._look_at_page(now)
+        if self._to_settle and self._may_settle():
+            self._begin_to_settle(now)
         command = self._command
-        if command is None or not self._again_at:
+        if command is None or not self._again_at or (self.done and self.held):
             return float("inf")
         if now < self._again_at:
             return self._again_at
         self._again_at = 0.0
         self._submit(command.words, command.replies, now)
         return float("inf")
+
+    def settle(self, formers: list[bytes]) -> None:
+        """Adopt what *formers* have left, too, which are former owners of this shard by now, while this worker serves.
+
+        `SessionOwner.adopted()` is called once all of it is read.
+        """
+        self._to_settle += formers
+
+    def _may_settle(self) -> bool:
+        """Whether nothing is under way but a step that may be put off."""
+        if not self.done or self._renaming or self._reading or self._unread:
+            return False
+        return self._command is None or self._again_at > 0
+
+    def _begin_to_settle(self, now: float) -> None:
+        self._command = None  # what is left of former owners is looked for anew afterwards
+        self._again_at = 0.0
+        self._unadopted, self._to_rename = [], []
+        self._read_owners, self._former = self._former, self._to_settle
+        self._to_settle = []
+        self.adopted += self._former
+        self._settling = True
+        self.done = self._lost = False
+        self._follow_next(now)
 
     def finished(self) -> bool:
         """Whether no session has the keys of a former owner any more."""
@@ -261,6 +298,8 @@ class Adoption:
             return
         self._script.failed(failure, now)
         self._lost = self._failed = True
+        if self._settling and self._adopting:
+            self._doubtful = self._adopting
         self._again_at = now + PAUSE
 
     def replied(self, reply: object, now: float) -> None:
@@ -281,6 +320,7 @@ class Adoption:
         fields = cast(list[bytes], reply)
         owners = zip(fields[::2], fields[1::2], strict=True)
         self._former = [owner for owner, shard in owners if owner != self._me and self._follows(shard)]
+        self.adopted = self._former[:]
         self._to_measure = self._former[:]
         self._measure(now)
 
@@ -309,13 +349,13 @@ class Adoption:
         """
         self._slice = 0
         self._cursor = FIRST_CURSOR
-        self._failed = self._has_cold = self._is_set = False
+        self._failed = self._is_set = False
         if self._former:
             number = self._keys.commit_number(self._former[-1])
             self._send(packed("EXPIRE", number, FENCED_FOR), self._ended_former, now)
         elif self.done:
             pass  # no session has the keys of a former owner any more
-        elif self._lost:
+        elif self._lost and not self._settling:
             self._scanning = True
             self._scan(now)
         else:
@@ -366,9 +406,19 @@ class Adoption:
         page, self._page = self._page, []
         if page:
             assert self._owner is not None
-            unadopted = self._owner.keep_cold(page, self._former[-1])
-            self._has_cold = self._has_cold or 2 * len(unadopted) < len(page)
-            self._unadopted += unadopted
+            if self._settling:
+                page = self._without_present(page)
+            self._unadopted += self._owner.keep_cold(page, self._former[-1])
+
+    def _without_present(self, page: list[bytes]) -> list[bytes]:
+        """*page* of an index without the sessions that are here, or about to be."""
+        owner = self._owner
+        assert owner is not None
+        left: list[bytes] = []
+        for at in range(0, len(page), 2):
+            if not owner.has(client_id_of(page[at])):
+                left += page[at : at + 2]
+        return left
 
     def _adopt_page(self, now: float) -> None:
         clients, self._unadopted = self._unadopted[:ADOPTED], self._unadopted[ADOPTED:]
@@ -382,6 +432,7 @@ class Adoption:
         words += [ours.records, ours.queues, ours.released, b"%.6f" % self._wall(), most, FENCED_FOR]
         if self.done:
             self._to_rename = clients
+        self._adopting = clients
         keys = [former.index, ours.index, self._keys.fence(self._former[-1])]
         self._send(self._script.call(keys, [*words, *clients]), self._adopted, now)
 
@@ -389,6 +440,10 @@ class Adoption:
         owner = self._owner
         assert owner is not None
         wall = self._wall()
+        if self._doubtful:  # the server may have renamed them before: then the answer has others only
+            told = {answer[0] if isinstance(answer, list) else answer for answer in cast(list[Any], reply)}
+            self._unread += [each for each in self._doubtful if each not in told and not self._is_dropped(each)]
+        self._adopting, self._doubtful = [], []
         for answer in cast(list[Any], reply):
             if isinstance(answer, list):
                 client, fields = answer
@@ -411,8 +466,8 @@ class Adoption:
             self._scan(now)
         elif self._scanning:
             self._all_read(now)
-        elif self._has_cold:
-            self._cold_owners.append(self._former.pop())
+        elif not self.done:
+            self._read_owners.append(self._former.pop())
             self._follow_next(now)
         else:
             self._fenced = 0
@@ -469,7 +524,7 @@ class Adoption:
         self._scanning = False
         assert self._owner is not None
         self._owner.adopted(now)
-        self._former = self._cold_owners
+        self._former = self._read_owners
         self._follow_next(now)
 
     def _read(self, reply: object, now: float) -> None:
@@ -483,6 +538,8 @@ class Adoption:
     def _restore(self, owner: SessionOwner, client: bytes, parts: list[Any], now: float, wall: float) -> None:
         """Give *owner* the session that was read as *parts*."""
         if parts[0] == []:  # another worker has taken it meanwhile: the fence tells
+            return
+        if self._settling and owner.has(client_id_of(client)):  # this worker has, for its client
             return
         record = self._begin(client)
         try:

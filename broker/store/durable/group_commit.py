@@ -22,6 +22,9 @@
 # is under way at a time. Of a session that has ended, nothing is left in the rest: its keys are removed, and are not to
 # be made anew.
 #
+# A worker of a node that was taken for dead is told by its fence, too (inheritance.py). What it has written may have
+# been read by the worker that has its sessions now, or not: nothing is committed any more, and it has to end.
+#
 # With `store.durability = "replicated"` a transaction is committed when replicas have it as well (replication.py).
 from collections import deque
 from collections.abc import Callable
@@ -47,6 +50,7 @@ WIDE: Final = 256  # queues that get a message: half a page of a fan-out
 STALLED: Final = 1.0  # seconds without an answer; one takes milliseconds
 MOST_BYTES: Final = 1 << 20  # of one transaction: at 1 GB/s the server is busy with it for a millisecond
 FORGOTTEN: Final = 100  # writers, and half of all that wait: then those are looked through that do
+SETTLED: Final = b""  # in the fence: all sessions of this worker are adopted
 UNCERTAIN: Final = (StoreFailure.LOST, StoreFailure.TIMEOUT)
 
 # KEYS fence, commit number; ARGV client ids of the fence that the worker knows. No transaction: a server that is full
@@ -416,6 +420,8 @@ class GroupCommit:
         if fence:
             self._fence_length += len(fence)
             self.fenced(fence, now)
+            if SETTLED in fence:
+                return
         if self.replication is None:
             self._committed(replies, now)
             return

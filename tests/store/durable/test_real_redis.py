@@ -515,7 +515,7 @@ def test_what_tells_of_a_worker_that_has_ended_ends_itself(start_redis: StartRed
     commands.start(loop.now())
     owner = ManySessions()
     store.serve(owner, loop.now())
-    loop.until(lambda: owner.ready)
+    loop.until(store.adoption.finished)
 
     lives = {number: [client.ttl(key) for key in keys] for number, keys in told.items()}
     assert all(0 < life <= FENCED_FOR for life in lives.pop(1))

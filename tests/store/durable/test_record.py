@@ -181,6 +181,7 @@ def test_nothing_stays_under_the_keys_of_a_worker_that_has_ended(worker: Durable
     worker.offer(b"x")
     worker.settle()
     next_one = DurableWorker(worker.redis, 2, worker.now)
+    next_one.until(next_one.store.adoption.finished)
 
     assert {incarnation(2): b"0"} == next_one.redis.values[KEYS.durable_owners("node")]
     left = [key for key in next_one.redis.values if incarnation(1) in key]
@@ -199,6 +200,7 @@ def test_what_was_written_for_sessions_that_had_been_taken_goes_with_their_forme
         values[theirs.released + client] = {b"1"}
     values[KEYS.fence(incarnation(1))] = clients
     next_one = DurableWorker(worker.redis, 2, worker.now)
+    next_one.until(next_one.store.adoption.finished)
 
     left = [key for key in next_one.redis.values if incarnation(1) in key]
     assert {KEYS.commit_number(incarnation(1)), KEYS.fence(incarnation(1))} >= set(left)
