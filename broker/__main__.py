@@ -120,6 +120,9 @@ class Process:
         ]
         for peer in assignment.peers:
             self._join(peer.worker, peer.data, peer.control)
+        self._registry_client.registry.fenced = self._counts_as_dead
+        if worker.protocol.durable is not None:
+            worker.protocol.durable.settled = self._counts_as_dead
         self._set_nodes(assignment.nodes)
         worker.protocol.overrides.change(assignment.overrides)
         worker.client_overrides.change(assignment.limits, [])
@@ -135,6 +138,10 @@ class Process:
         distant = self.worker.cluster.distant
         if distant is not None:
             distant.set(others.workers, others.missing + sum(dead.owners for dead in others.dead))
+        settlement = self.worker.cluster.settlement
+        if settlement is not None:
+            dead_workers = {dead.name: dead.workers for dead in others.dead}
+            settlement.set(others.workers, dead_workers, self.worker.base.clock())
 
     def _came(self) -> None:
         """All peers have sent what they know, or all stored sessions of this shard are here. After both: accept
@@ -225,6 +232,12 @@ class Process:
     def _send_will_settled(self, client_id: str, epoch: int) -> None:
         """If this worker ends before Redis is back, the worker that publishes its wills skips this one."""
         self._link.send(WillSettled(client_id, epoch))
+
+    def _counts_as_dead(self) -> None:
+        """Another node has this worker for dead, and what it had: the supervisor starts another one in its place."""
+        if not self._stopping.is_set():
+            self.worker.base.log.error("worker_counts_as_dead")
+            self._stopping.set()
 
     def _move_redis(self, address: RedisAddress) -> None:
         now = self.worker.base.clock()

@@ -6,6 +6,7 @@ from broker.cluster.overload_reports import OverloadReports
 from broker.cluster.quota_lease_client import QuotaLeaseClient
 from broker.cluster.registry_client import RegistryClient
 from broker.cluster.session_claims import SessionClaims
+from broker.cluster.settlement import Settlement
 from broker.protocol.background import Background
 from broker.protocol.durable_sessions import DurableSessions
 from broker.protocol.inbound_backbone import InboundBackbone
@@ -22,6 +23,7 @@ class ClusterBackground(Background):
         registry_client: RegistryClient | None,
         claims: SessionClaims | None,
         orphaned_wills: OrphanedWills | None,
+        settlement: Settlement | None,
         quota_leases: QuotaLeaseClient | None,
         durable: DurableSessions | None,
         carrier: CarrierLink | None,
@@ -30,7 +32,7 @@ class ClusterBackground(Background):
     ) -> None:
         """*node_lanes*: None if there are no other nodes.
 
-        *registry_client*, *claims* and *orphaned_wills*: None without Redis. *quota_leases*: None unless
+        *registry_client*, *claims*, *orphaned_wills*, *settlement*: None without Redis. *quota_leases*: None unless
         workers share quotas. *durable*: None if sessions are in memory. *carrier*, *backbone*: None if there is none.
         """
         self._mesh = mesh
@@ -39,6 +41,7 @@ class ClusterBackground(Background):
         self._registry_client = registry_client
         self._claims = claims
         self._orphaned_wills = orphaned_wills
+        self._settlement = settlement
         self._quota_leases = quota_leases
         self._durable = durable
         self._carrier = carrier
@@ -60,6 +63,8 @@ class ClusterBackground(Background):
             return due
         try:
             due = min(due, self._claims.tick(now), self._orphaned_wills.tick(now), self._reports.tick(now))
+            if self._settlement is not None:
+                due = min(due, self._settlement.tick(now))
             due = min(due, self._registry_client.tick(now))  # last: it sends what the others have asked for
             if self._node_lanes is not None:
                 due = min(due, self._node_lanes.tick(now))

@@ -124,6 +124,12 @@ class ControlLane(Handler):
             self._listener.retell(peer, wire.read_number(body))
         elif kind == wire.ALL_TOLD:
             self._listener.all_told(peer)
+        elif kind == wire.INHERITS:
+            self._listener.inherits(peer, wire.read_number(body))
+        elif kind == wire.NOT_INHERITED:
+            self._listener.not_inherited(peer, wire.read_number(body))
+        elif kind == wire.ADOPTED:
+            self._listener.adopted(peer, wire.read_number(body))
         elif kind == wire.REPORT:
             if len(body) > wire.LARGEST_REPORT:
                 raise MeshError(f"a report of {len(body)} bytes")

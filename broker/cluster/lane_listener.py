@@ -31,6 +31,18 @@ class LaneListener:
         """*peer* has told all filters of its subscribers."""
         raise NotImplementedError
 
+    def inherits(self, peer: Peer, incarnation: int) -> None:
+        """*peer* is to adopt the durable sessions of the dead worker *incarnation*: it has more to tell."""
+        raise NotImplementedError
+
+    def not_inherited(self, peer: Peer, incarnation: int) -> None:
+        """It does not: another worker was first."""
+        raise NotImplementedError
+
+    def adopted(self, peer: Peer, incarnation: int) -> None:
+        """*peer* has adopted them, and has told what they wait for."""
+        raise NotImplementedError
+
     def all_retained(self, peer: Peer) -> None:
         """*peer* has told all retained messages that it had to tell."""
         raise NotImplementedError

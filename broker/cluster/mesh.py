@@ -139,7 +139,7 @@ class Mesh(LaneListener):
         self._failed = failed
         self._abandon = abandon
         self._adopted = adopted
-        self._full_sync = FullSync(peers, routes, retained, stamps, adopted, takeovers.told)
+        self._full_sync = FullSync(peers, routes, retained, stamps, adopted, self._told_all_to)
         self._shared_members = SharedMembers(routes, announcements)
         self._lanes: dict[Peer, DataLane] = {}
         self._withdrawing: deque[Withdrawal] = deque()  # of peers that are gone
@@ -210,6 +210,21 @@ class Mesh(LaneListener):
             self.restarted(worker)
         self._check_complete()
 
+    def tell_adopted(self, worker: WorkerId) -> None:
+        """This worker has adopted all durable sessions of *worker*, and every peer knows their filters."""
+        for peer in self._peers.all:
+            if peer.knows_all:  # the others are told behind all filters
+                peer.tell(wire.number(wire.ADOPTED, worker.incarnation))
+        self.adopted_elsewhere(worker)
+        self._reactor.wake()
+
+    def _told_all_to(self, peer: Peer) -> None:
+        """*peer* was told all filters: tell it whose sessions are among them. It may wait for one of these."""
+        if self._durable is not None:
+            for former in self._durable.adoption.adopted:
+                peer.tell(wire.number(wire.ADOPTED, int(former, 16)))
+        self._takeovers.told(peer)
+
     def restarted(self, worker: WorkerId) -> None:
         """The lanes to *worker*, of another node, are closed: its end has begun anew, or they have failed."""
         self._end_distant(worker)
@@ -271,7 +286,7 @@ class Mesh(LaneListener):
             return False
         if self._durable is not None and (len(self._told) < self._durable.workers - 1 or self._expected):
             return False
-        return all(peer.told_all and peer.retained_all for peer in self._peers.all)
+        return all(peer.told_all and peer.retained_all and not peer.inherits for peer in self._peers.all)
 
     def when_complete(self, then: Callable[[], None]) -> None:
         """Call *then* once, as soon as `complete()` holds."""
@@ -361,8 +376,34 @@ class Mesh(LaneListener):
         if self._routes.has_cold_elsewhere(peer.confirming):
             self._routes.invalidate()  # its cold sessions were never told by their filters
         for orphaned in [each for each in self._orphaned if each.worker.same_place(peer.worker)]:
+            if orphaned.inherited:
+                continue
             self._orphaned.remove(orphaned)
             self._withdraw_durable(orphaned, self._clock())
+        self._check_complete()
+
+    def inherits(self, peer: Peer, incarnation: int) -> None:
+        peer.inherits.add(incarnation)
+        self._mark_inherited(incarnation, True)
+        self._check_complete()
+
+    def not_inherited(self, peer: Peer, incarnation: int) -> None:
+        peer.inherits.discard(incarnation)
+        if not any(incarnation in each.inherits for each in self._peers.all):
+            self._mark_inherited(incarnation, False)
+        self._check_complete()
+
+    def _mark_inherited(self, incarnation: int, inherited: bool) -> None:
+        for each in self._orphaned + self._peers.all:
+            if each.worker.incarnation == incarnation:
+                each.inherited = inherited
+
+    def adopted(self, peer: Peer, incarnation: int) -> None:
+        peer.inherits.discard(incarnation)
+        for each in self._orphaned + self._peers.all:
+            if each.worker.incarnation == incarnation:
+                self.adopted_elsewhere(each.worker)
+                return
         self._check_complete()
 
     def all_retained(self, peer: Peer) -> None:

@@ -24,6 +24,7 @@ from broker.cluster.registered_store import RegisteredStore
 from broker.cluster.registry_client import RegistryClient
 from broker.cluster.seal import Seal
 from broker.cluster.session_claims import SessionClaims
+from broker.cluster.settlement import Settlement
 from broker.cluster.takeover import TakeoverRequests
 from broker.cluster.takeovers import RegisteredTakeovers, Takeovers
 from broker.config.schema import MEMORY, REPLICATED, ClusterQuota, QuotaScope, needs_carrier
@@ -228,6 +229,9 @@ class ClusterLinks:
         )
         self.node_lanes.start(base.clock())
 
+    def redis_db(self) -> int:
+        return 0 if self._redis is None else self._redis.db
+
     def store_fill(self) -> float:
         """How full the store of durable sessions is, as a share; 0.0: not known, or there is none."""
         client = self.registry_client
@@ -340,6 +344,24 @@ class ClusterParts:
         if links.node_lanes is not None:
             self.mesh.connect_nodes(links.node_lanes)
             self.distant = DistantWorkers(self.mesh)
+        self.settlement: Settlement | None = None  # None without Redis
+        if client is not None and self.orphaned_wills is not None:
+            durable_store = links.durable_store
+            self.settlement = Settlement(
+                worker,
+                base.workers,
+                client.commands if durable_store is None else durable_store.commands,
+                client.keys,
+                client.keys.node_notices(links.redis_db()),
+                self.orphaned_wills,
+                peers,
+                links.announcements,
+                protocol.durable,
+                self.mesh.tell_adopted,
+                clock,
+                base.reactor.soon,
+                base.log,
+            )
         if protocol.durable is not None:
             protocol.durable.when_adopted(base.reactor.wake)  # the mesh tells the other workers
             protocol.durable.when_adopted(partial(self.mesh.when_complete, protocol.durable.all_known))
@@ -367,6 +389,7 @@ class ClusterParts:
             client,
             self.session_claims,
             self.orphaned_wills,
+            self.settlement,
             links.quota_leases,
             protocol.durable,
             links.carrier,

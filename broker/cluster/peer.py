@@ -60,6 +60,8 @@ class Peer(Neighbour):
         self.writer: Final = writer_of(worker)  # the lower bits of its stamps
         self.knows_all = False  # it was told all filters of the subscribers here, when it had joined
         self.told_all = False  # it has told all filters of its subscribers
+        self.inherits: set[int] = set()  # incarnations of dead workers whose sessions it is to adopt, and to tell of
+        self.inherited = False  # another worker is to adopt its sessions: none at its place is waited for
         self.retained_all = False  # it has told all its retained messages
         self.filters: dict[bytes, None] = {}  # of its subscribers
         # Of a distant peer: when a lane of it last brought something, and since when something waits for it, or 0.0.

@@ -41,7 +41,7 @@ from broker.overload.gate import Gate
 from broker.reasons import StoreFailure
 from broker.store.redis.connection import LONGEST_PAUSE, READY, packed
 from broker.store.redis.keys import LEASE, Keys
-from broker.store.redis.pipeline import Command, CommandPipeline, OnReady
+from broker.store.redis.pipeline import CallbackCommand, Command, CommandPipeline, OnReady
 from broker.store.redis.script import Script
 from broker.worker_id import WorkerId
 
@@ -112,6 +112,8 @@ class Registry(OnReady):
         self._durable_owners = keys.durable_owners("") if durable else None  # how the keys of nodes begin
         self._wall = wall
         self._new_generation = new_generation
+        self.fenced: Callable[[], None] = _nobody_hears  # called when this worker counts as dead
+        self._fence = keys.dead(0, worker.incarnation_text.encode())
         self._generation: object = None
         self._next_check = 0.0
         self._uncertain_until = 0.0
@@ -283,6 +285,11 @@ class Registry(OnReady):
     def _check_generation(self, now: float) -> None:
         self._next_check = now + CHECK_EVERY
         self._commands.submit(_CheckGeneration(self, packed("GET", self._keys.generation)), now)
+        self._commands.submit(CallbackCommand(packed("EXISTS", self._fence), TIMEOUT, self._looked_at_fence), now)
+
+    def _looked_at_fence(self, reply: object, failure: StoreFailure | None) -> None:
+        if reply == 1:
+            self.fenced()
 
     def generation_is(self, generation: object, now: float) -> None:
         """Redis has answered; None: it has lost everything while the connection was up."""
@@ -379,3 +386,7 @@ class _CheckGeneration(Command):
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
         pass
+
+
+def _nobody_hears() -> None:
+    pass

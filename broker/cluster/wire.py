@@ -61,6 +61,9 @@ LOGGED: Final = 45  # the same, of publishes that are being appended to a log
 DONE: Final = 20  # bytes of the data lane that were processed since its beginning
 PASSED: Final = 21  # the number of a barrier
 ALL_TOLD: Final = 22  # the sender has told all filters of its subscribers
+INHERITS: Final = 46  # the incarnation of a dead worker whose durable sessions the sender is to adopt: settlement.py
+NOT_INHERITED: Final = 47  # the same, of one that another worker was first to have
+ADOPTED: Final = 48  # the same, of one whose sessions the sender has, and has told what they wait for
 REPORT: Final = 25  # how overloaded a worker is, at most LARGEST_REPORT bytes: overload_reports.py
 
 # Frames about sessions that go from one worker to another: takeover.py.

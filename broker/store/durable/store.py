@@ -105,6 +105,7 @@ class DurableStore(OnReady):
         self._script = Script(commands, SESSIONS)
         self._dropped = DroppedQueues(commit, commands)
         self.adoption = Adoption(commands, self._script, keys, worker, workers, self.begin, self._dropped, wall, soon)
+        self.commands: Final = commands
         self._commands = commands
         self._keys = keys
         self._me = worker.incarnation_text.encode()
