@@ -19,10 +19,25 @@ from supervisor.node_lease import LEASE, RENEW, RETRY, NodeLease, NodeList, Shar
 from supervisor.node_notices import NodeNotices
 
 NOBODY: Final = OtherNodes([], 0, [])  # a node that is alone
-LEAST: Final = 0.03  # seconds between two looks, at least: others have to see within 0.1 s that a node has ended
-REST: Final = 9.0  # times the last look until the next one: a storm of notices costs a tenth of a core at most
-MOST: Final = 1.0  # seconds; a look at a server that is slow must not delay the next one for long
+LEAST: Final = 0.01  # seconds between two looks, so that notices that come together cost one
+SHARE: Final = 0.1  # of the time that looks may take for long: whoever can publish in Redis can make us look
+AT_ONCE: Final = 0.2  # seconds of looks before that: others have to see within 0.1 s that a node has ended
+MOST: Final = 1.0  # seconds between two looks; one at a server that is slow must not delay the next one for long
 BEHIND: Final = 0.005  # seconds after the end of a lease at which it is looked at
+
+
+class Pace:
+    """How soon the list may be looked at again."""
+
+    def __init__(self) -> None:
+        self._spent = 0.0  # seconds of looks beyond their share of the time
+        self._at = 0.0
+
+    def rest(self, took: float, now: float) -> float:
+        """Seconds until the next look, after one that *took* so long and ended *now*."""
+        self._spent = max(0.0, self._spent - SHARE * (now - self._at)) + took
+        self._at = now
+        return min(MOST, max(LEAST, (self._spent - AT_ONCE) / SHARE))
 
 
 class Membership:
@@ -35,6 +50,7 @@ class Membership:
         self._notices = NodeNotices(lease.server, lease.channel, lease.incarnation)
         self._incarnations: list[str | None] = [None] * lease.identity.workers
         self._wake = trio.Event()
+        self._pace = Pace()
         self._nodes: Mapping[str, SharingNode] = {}
         self._joined: set[str] = set()
         self._apart: set[str] = set()  # nodes that run, and whose workers are not joined
@@ -101,7 +117,8 @@ class Membership:
                 if not found.mine:
                     break
                 self._take(found)
-                await trio.sleep(min(MOST, max(LEAST, REST * (trio.current_time() - began))))
+                ended = trio.current_time()
+                await trio.sleep(self._pace.rest(ended - began, ended))
                 pause = self._pause()
             nursery.cancel_scope.cancel()
         name = self.lease.identity.name
