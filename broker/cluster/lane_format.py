@@ -1,8 +1,9 @@
-# The format of the lanes between nodes: of their messages in Redis, and of the frames in them (wire.py).
+# The format of the lanes between nodes: of the frames in them (wire.py, takeover_frames.py) and of their messages in
+# Redis (lane_message.py), with whatever else the workers of two nodes have to understand alike.
 #
-# Lanes carry a format version; nodes of two neighbouring versions work together (rolling upgrade). So a change that a
-# build of the former version cannot read takes two releases: the first one reads both forms and raises the number, the
-# second one writes the new form. Lanes within a node join workers of one build, and need no version.
+# The lease of a node says its format, and nodes of two neighbouring formats work together (rolling upgrade). So a
+# change that a build of the former format cannot read takes two releases: the first one reads both forms and raises
+# the number, the second one writes the new form. Lanes within a node join workers of one build, and need no format.
 from typing import Final
 
 LANE_FORMAT: Final = 1

@@ -8,13 +8,13 @@
 # A frame is its length in four bytes, its kind in one, and its body. On the data lane a FRAME byte precedes it. All
 # numbers are big-endian.
 #
-# All of this, with takeover_frames.py, is LANE_FORMAT 1. Within a node both ends run the same build, started by the
-# same supervisor: a frame that cannot be read is a mistake in our own code, and ends the worker. Between nodes the
-# other end may be of the build before or after this one: the lease of a node says its format, and only nodes whose
-# formats differ by one at most are joined. So what a worker sends has to be understood by the format before its own. A
-# change of a frame that exists, or of when it is sent, is a new kind of frame beside the old one, which is read for one
-# format longer and sent to peers of the old format; then LANE_FORMAT rises. What still cannot be read ends the lanes,
-# and not the worker.
+# All of this, with takeover_frames.py, is LANE_FORMAT 1 (lane_format.py). Within a node both ends run the same build,
+# started by the same supervisor: a frame that cannot be read is a mistake in our own code, and ends the worker. Between
+# nodes the other end may be of the build before or after this one: the lease of a node says its format, and only nodes
+# whose formats differ by one at most are joined. So what a worker sends has to be understood by the format before its
+# own. A change of a frame that exists, or of when it is sent, is a new kind of frame beside the old one, which is read
+# for one format longer and sent to peers of the old format; then LANE_FORMAT rises. What still cannot be read ends the
+# lanes, and not the worker.
 import struct
 from typing import Final
 
@@ -22,8 +22,6 @@ from broker.mqtt.packets import V5, V311
 from broker.routing.hybrid_clock import WRITER_BITS, WRITER_MASK
 from broker.session.message import Message
 from broker.session.run import Run
-
-LANE_FORMAT: Final = 1
 
 # First bytes on the data lane, beside those of PUBLISH.
 FRAME: Final = 0x00
