@@ -2,12 +2,15 @@
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from redis import Redis
 
+from broker.mqtt.packets import Properties
+from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from tests.redis_servers import RunningRedis
 from tests.system import node
 from tests.system.nodes import Node
@@ -173,8 +176,38 @@ def test_a_node_that_was_killed_is_told_as_dead(start_sharing: Any) -> None:
     second.process.wait(PATIENCE)
     first.wait_for("node_lost")
 
-    told = cluster_of(first)
-    assert ([], [{"node": "n2", "stored_at_workers": 1}]) == (told["workers"], told["dead"])
+    first.wait_for("worker_settled")
+    first.wait_until(lambda: cluster_of(first)["dead"] == [{"node": "n2", "stored_at_workers": 0}], "settle n2")
+    assert [] == cluster_of(first)["workers"]
+
+
+LASTING: Properties = {SESSION_EXPIRY_INTERVAL: 1000}
+
+
+@pytest.mark.parametrize("wakes", [False, True])
+def test_sessions_of_a_node_that_is_gone_go_on_elsewhere(start_sharing: Any, wakes: bool) -> None:
+    """What was acknowledged for them would wait until that machine is back; or two nodes would have them."""
+    first, second = (start_sharing(name, workers=2, store__durability="process") for name in ("n1", "n2"))
+    first.wait_until(lambda: len(cluster_of(first)["workers"]) == 2, "know n2")
+    second.client("me", clean_start=False, properties=LASTING).subscribe("a", qos=1)
+    publisher = first.client("publisher")
+    publisher.publish("a", b"before", 1)
+    os.killpg(second.process.pid, signal.SIGSTOP if wakes else signal.SIGKILL)
+    with suppress(AssertionError):  # it may be told to send it again, as the node may have had it
+        publisher.publish("a", b"lost", 1)
+    first.client("again").publish("a", b"meanwhile", 1)  # which is answered when the session is adopted
+    first.wait_for("worker_settled", 2)
+    if wakes:
+        os.killpg(second.process.pid, signal.SIGCONT)
+        second.wait_for("worker_counts_as_dead", 2)
+        second.wait_for("worker_ready", 4)
+
+    back = (second if wakes else first).stranger()
+    answer = back.connect("me", clean_start=False, properties=LASTING)
+    assert answer.session_present
+    assert b"before" == back.take().payload
+    while back.take().payload != b"meanwhile":
+        pass
 
 
 def test_a_node_with_a_redis_of_its_own_meets_nobody(tmp_path: Path) -> None:
