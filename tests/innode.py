@@ -48,7 +48,7 @@ class LanesBetweenNodes:
     def __init__(self) -> None:
         self.brokers: dict[WorkerId, Broker] = {}
         self._prepared: dict[tuple[WorkerId, WorkerId], list[socket.socket]] = {}  # ends that were not begun yet
-        self._begun: set[tuple[WorkerId, WorkerId]] = set()
+        self._begun: dict[tuple[WorkerId, WorkerId], list[socket.socket]] = {}
         self._kept: list[socket.socket] = []  # or the kernel would tell of an end
 
     def open(self, here: WorkerId, there: WorkerId) -> tuple[Stream, Stream]:
@@ -62,17 +62,24 @@ class LanesBetweenNodes:
             ends = [pair[0] for pair in pairs]
             self._forget(there, here)
             self._prepared[there, here] = [pair[1] for pair in pairs]
-            if (there, here) in self._begun:
-                self._begun.discard((there, here))
+            if self._end(there, here):
                 self.brokers[there].mesh.restarted(here)
-        self._begun.add((here, there))
+        self._begun[here, there] = ends
         dirty = self.brokers[here].reactor.dirty
         data, control = (Stream(one, str(there), unbounded(one.fileno(), dirty)) for one in ends)
         return data, control
 
     def close(self, here: WorkerId, there: WorkerId) -> None:
-        self._begun.discard((here, there))
+        self._end(here, there)
         self._forget(there, here)
+
+    def _end(self, here: WorkerId, there: WorkerId) -> bool:
+        """Have the lanes that *here* has begun to *there* end behind what has arrived; false if there are none."""
+        begun = self._begun.pop((here, there), [])
+        for one in begun:
+            if one.fileno() >= 0:
+                one.shutdown(socket.SHUT_RD)
+        return bool(begun)
 
     def _forget(self, here: WorkerId, there: WorkerId) -> None:
         for one in self._prepared.pop((here, there), []):

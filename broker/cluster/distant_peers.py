@@ -29,7 +29,9 @@ class LaneOpener(Protocol):
         ...
 
     def close(self, worker: WorkerId) -> None:
-        """End the lanes to *worker*, if there are some; what they have not sent is lost."""
+        """End the lanes to *worker*, if there are some; what they have not sent is lost. Their streams end behind what
+        has arrived.
+        """
         ...
 
 
@@ -67,18 +69,33 @@ class DistantPeers:
             self._open(worker, listed, self._clock())
 
     def leave(self, worker: WorkerId) -> bool:
-        """*worker* is not listed any more: close its lanes. False: it was not listed."""
+        """*worker* is not listed any more: end its lanes. False: it was not listed."""
         listed = self._listed.pop(worker, None)
         if listed is not None:
-            self._close(worker, listed)
+            self._end(worker, listed)
         return listed is not None
 
+    def end(self, worker: WorkerId) -> None:
+        """The lanes to *worker* bring nothing that has not arrived; `ended()` follows when all of that is taken."""
+        listed = self._listed.get(worker)
+        if listed is not None:
+            self._end(worker, listed)
+
+    def ended(self, worker: WorkerId, data: Stream) -> None:
+        """All that has arrived on *data*, of lanes that have ended, is taken, or is of no use."""
+        listed = self._listed.get(worker)
+        if listed is not None and listed.data is data:  # or it has left and is joined again
+            self.failed(worker)
+
     def failed(self, worker: WorkerId) -> None:
-        """The lanes to *worker* are of no use any more: close them, and open others if it is listed."""
+        """The lanes to *worker* are of no use any more: destroy them, and open others if it is listed."""
         listed = self._listed.get(worker)
         if listed is None:
             return
-        self._close(worker, listed)
+        self._end(worker, listed)
+        for stream in (listed.data, listed.control):
+            if stream is not None:
+                self._reactor.destroy(stream)
         now = self._clock()
         if now - listed.opened_at >= CALM:
             listed.pause = 0.0
@@ -119,13 +136,13 @@ class DistantPeers:
         listed.control.outbox.write(wire.number(wire.SYNC, 0))  # which asks for nothing
         self._reactor.wake()
 
-    def _close(self, worker: WorkerId, listed: ListedWorker) -> None:
-        listed.heard = False
+    def _end(self, worker: WorkerId, listed: ListedWorker) -> None:
         listed.due = NOTHING_DUE
-        for stream in (listed.data, listed.control):
-            if stream is not None:
-                self._reactor.destroy(stream)
-        listed.data = listed.control = None
+        if not listed.heard:
+            for stream in (listed.data, listed.control):
+                if stream is not None:
+                    self._reactor.destroy(stream)
+        listed.heard = False
         if self.lanes is not None:
             self.lanes.close(worker)
 

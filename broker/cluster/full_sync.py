@@ -1,8 +1,8 @@
 # Full synchronisation: a worker that joins is told all that is subscribed to here, and all that is retained.
 #
-# It goes in pages between other work, as there may be millions of filters. Filters and members go on the control lane,
-# then ALL_TOLD; retained messages and recent deletions on the data lane, which may be full for a while, then
-# ALL_RETAINED. The newcomer serves no client before it has both from every peer.
+# It goes in pages between other work, as there may be millions of filters; to another node, as it takes them. Filters
+# and members go on the control lane, then ALL_TOLD; retained messages and recent deletions on the data lane, which may
+# be full for a while, then ALL_RETAINED. The newcomer serves no client before it has both from every peer.
 #
 # Every peer tells the newcomer the retained messages that it set itself. Those that a dead worker set are told by all.
 # If a peer dies before it has told its part, the newcomer asks the others to tell theirs again, and its (RETELL).
@@ -21,6 +21,7 @@ from broker.routing.shared import SharedGroup
 from broker.session.message import NEVER, Message
 
 PAGE: Final = 256  # filters, or retained messages, between two looks at the clock
+MOST_UNSENT: Final = 1024 * 1024  # bytes on the control lane to another node, beyond which no interest is told
 COLD_PAGE: Final = 512  # entries of cold sessions, about: to tell one takes a tenth of the time
 
 
@@ -74,14 +75,16 @@ class FullSync:
         self.pending.append(Progress(peer, [], [], self._topics(), writer))
 
     def step(self) -> bool:
-        """Tell the next page; false if nothing can be told now, as each peer's data lane is full or all is told."""
+        """Tell the next page; false if nothing can be told now, as each peer's lanes are full or all is told."""
         pending = self.pending
         for _ in range(len(pending)):
             progress = pending[0]
             if progress.peer.gone:
                 pending.popleft()
                 return True
-            if not progress.interest_told and (progress.filters or progress.groups or self._adopted()):
+            behind = progress.peer.distant and progress.peer.control.outbox.size > MOST_UNSENT
+            has_interest = progress.filters or progress.groups or self._adopted()
+            if not progress.interest_told and has_interest and not behind:
                 self._tell_interest(progress)
                 return True
             if not progress.interest_told:

@@ -189,7 +189,7 @@ class Mesh(LaneListener):
         self._peers.leaves(worker)
         if self._distant.leave(worker) and self._peers.find(worker) is None:
             self._ask_for_retained_of(writer_of(worker))
-        self._end_distant(worker)
+        self._withdraw_distant(worker)
         self._check_complete()
 
     def expect_distant(self, workers: int) -> None:
@@ -226,23 +226,36 @@ class Mesh(LaneListener):
         self._takeovers.told(peer)
 
     def restarted(self, worker: WorkerId) -> None:
-        """The lanes to *worker*, of another node, are closed: its end has begun anew, or they have failed."""
-        self._end_distant(worker)
-        self._distant.failed(worker)
+        """The lanes to *worker*, of another node, end: its end has begun anew, or they have failed.
+
+        What has arrived is taken, as it was acknowledged; then the worker is joined again.
+        """
+        if self._withdraw_distant(worker):
+            self._distant.end(worker)
+        else:
+            self._distant.failed(worker)
         self._check_complete()
 
     def _heard(self, worker: WorkerId, data: Stream, control: Stream) -> None:
         """A worker of another node has greeted this one."""
         data.handler, control.handler = self._add(worker, data, control, True)
 
-    def _end_distant(self, worker: WorkerId) -> None:
-        """The lanes to *worker*, of another node, are closed. What they brought and was not read is lost."""
+    def _withdraw_distant(self, worker: WorkerId) -> bool:
+        """Withdraw *worker*, of another node; false if it is no peer. `lane_lost()` follows, for its data lane."""
         peer = self._peers.find(worker)
         if peer is None or not peer.distant:
-            return
-        self._reactor.destroy(peer.data)
+            return False
         self._withdraw(peer)
+        return True
+
+    def _drop_distant(self, peer: Peer) -> None:
+        """The lanes of *peer* are of no use any more, nor what is on them."""
+        if not peer.gone:
+            self._withdraw(peer)
+        self._reactor.destroy(peer.data)
         self._takeovers.lost(peer)
+        self._distant.ended(peer.worker, peer.data)
+        self._check_complete()
 
     def _add(self, worker: WorkerId, data: Stream, control: Stream, distant: bool) -> tuple[DataLane, ControlLane]:
         """Have *worker* as a peer; what serves its lanes."""
@@ -360,14 +373,14 @@ class Mesh(LaneListener):
     # What the lanes report.
 
     def lane_lost(self, peer: Peer, stream: Stream) -> None:
-        if peer.distant:
-            self.restarted(peer.worker)
-            return
         self._reactor.destroy(stream)
         if not peer.gone:
             self._withdraw(peer)
         if stream is peer.data:
             self._takeovers.lost(peer)
+            if peer.distant:
+                self._distant.ended(peer.worker, stream)
+                self._check_complete()
 
     def all_told(self, peer: Peer) -> None:
         peer.told_all = True
@@ -414,7 +427,7 @@ class Mesh(LaneListener):
     def malformed(self, peer: Peer, error: Exception) -> None:
         self._counters.lanes_malformed += 1
         self._log.error("lanes_malformed", peer=str(peer.worker), why=str(error) or type(error).__name__)
-        self.restarted(peer.worker)
+        self._drop_distant(peer)
 
     def retell(self, peer: Peer, writer: int) -> None:
         self._full_sync.repeat_retained(peer, writer)
@@ -546,7 +559,7 @@ class Mesh(LaneListener):
             if silent >= SILENCE:
                 self._counters.lanes_silent += 1
                 self._log.warning("lanes_silent", peer=str(peer.worker))
-                self.restarted(peer.worker)
+                self._drop_distant(peer)
             elif now - peer.heard_at >= HOUSEKEEPING:
                 self._announcements.probe(peer)
 

@@ -152,6 +152,27 @@ def test_a_worker_that_leaves_is_not_joined_again(nodes: Nodes) -> None:
     assert ([], True) == (one.mesh.peers, one.mesh.complete())
 
 
+@pytest.mark.parametrize("joins", [False, True])
+def test_what_a_worker_had_sent_before_it_left_is_delivered(nodes: Nodes, joins: bool) -> None:
+    """It was acknowledged: it would be lost when the list of workers is quicker than the messages are taken."""
+    one, two = nodes(2)
+    here, publisher = one.connect("here", V5), two.connect("publisher", V5)
+    subscribed(here, "a")
+    one.stopped = True
+    assert 3 == publish(publisher, b"1", b"2", b"3")
+    one.mesh.leave(two.identity)
+    if joins:  # before that is taken
+        one.mesh.join_distant(two.identity)
+    one.stopped = False
+    assert [b"1", b"2", b"3"] == payloads(here)
+    one.mesh.join_distant(two.identity)
+    one.settle()
+    publish(publisher, b"4")
+
+    assert [b"4"] == payloads(here)
+    assert (1, 1) == (len(one.mesh.peers), len(two.mesh.peers))
+
+
 # What waits.
 
 
