@@ -306,7 +306,7 @@ def test_it_ends_with_the_worker() -> None:
     words.theirs.close()
 
 
-class Tape(Layer):
+class Tape(Layer):  # a compiled Layer has compiled subclasses only
     """The layer of a virtual stream: gives what it is fed, and takes what it has room for."""
 
     def __init__(self) -> None:
@@ -359,6 +359,7 @@ def virtual(broker: Broker) -> Iterator[VirtualWords]:
     made.theirs.close()
 
 
+@pytest.mark.interpreted  # Tape
 def test_a_virtual_stream_is_served_what_its_layer_gives(broker: Broker, virtual: VirtualWords) -> None:
     """Bytes that come over something shared would not be served, or those of the lent socket would be."""
     virtual.theirs.sendall(b"none")
@@ -371,6 +372,7 @@ def test_a_virtual_stream_is_served_what_its_layer_gives(broker: Broker, virtual
     assert [b"one ", b"two ", b"thre"] == virtual.taken
 
 
+@pytest.mark.interpreted
 def test_a_virtual_stream_that_waits_is_served_before_clients(broker: Broker, virtual: VirtualWords) -> None:
     """What clients wait for would be served behind all that they themselves send."""
     flood = broker.connect("flood")
@@ -383,6 +385,7 @@ def test_a_virtual_stream_that_waits_is_served_before_clients(broker: Broker, vi
     assert broker.reactor.ready.first() is virtual.stream
 
 
+@pytest.mark.interpreted
 def test_a_paused_virtual_stream_is_served_when_it_is_resumed(broker: Broker, virtual: VirtualWords) -> None:
     """A lane would stand still after the first large fan-out."""
     broker.reactor.pause(virtual.stream, 1)
@@ -395,6 +398,7 @@ def test_a_paused_virtual_stream_is_served_when_it_is_resumed(broker: Broker, vi
     assert [b"word"] == virtual.taken
 
 
+@pytest.mark.interpreted
 def test_a_virtual_stream_is_blocked_until_its_layer_has_room(broker: Broker, virtual: VirtualWords) -> None:
     """The loop would offer the bytes again and again: its lent socket can always be written to."""
     outbox, tape = virtual.stream.outbox, virtual.tape
@@ -409,6 +413,7 @@ def test_a_virtual_stream_is_blocked_until_its_layer_has_room(broker: Broker, vi
     assert (b"abcdef", False, 0) == (tape.taken, outbox.blocked, outbox.size)
 
 
+@pytest.mark.interpreted
 def test_a_virtual_stream_gives_its_descriptor_back(broker: Broker, virtual: VirtualWords) -> None:
     """Each worker of another node that comes and goes would cost a descriptor."""
     fd = virtual.stream.fd

@@ -5,7 +5,7 @@ import pytest
 
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import DISCONNECTED, READY
-from broker.store.redis.publisher import FAILED, PublishConnection, Publisher, publish_head
+from broker.store.redis.publisher import FAILED, PublishConnection, publish_head
 from broker.store.redis.pubsub import ChannelSubscription
 from tests.redis_servers import RunningRedis, free_port
 from tests.store.loop import Loop
@@ -16,7 +16,7 @@ StartRedis = Callable[..., RunningRedis]
 NEWS = publish_head(b"news")
 
 
-class Replies(Publisher):
+class Replies:
     def __init__(self) -> None:
         self.receivers: list[int] = []
 

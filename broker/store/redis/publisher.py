@@ -9,7 +9,7 @@
 # would not, but the two connections of a worker would have to follow the slot of each channel.
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from hiredis import ReplyError
 
@@ -21,13 +21,13 @@ from broker.store.redis.connection import RECONNECT_AFTER, REPLY, ByteStream, Re
 FAILED: Final = -1  # in place of the number of receivers
 
 
-class Publisher:
+class Publisher(Protocol):
     def published(self, receivers: int, now: float) -> None:
         """The oldest message of this publisher without a reply went to so many *receivers*, or FAILED.
 
         If the connection ends, nothing is called for what has no reply.
         """
-        raise NotImplementedError
+        ...
 
 
 class PublishConnection(RedisConnection):

@@ -17,18 +17,17 @@ from typing import Final
 
 from broker.cluster.node_lanes import NodeLanes
 from broker.cluster.seal import Seal
-from broker.delivery.outbox import OutboundBudget, unbounded
+from broker.config.schema import Config
+from broker.delivery.outbox import unbounded
 from broker.metrics.counters import Counters
-from broker.net.collector import Collector
 from broker.net.dialling import Dialler
-from broker.net.loop import Loop
-from broker.net.reactor import Reactor
-from broker.net.service import Service
 from broker.net.stream import Handler, Stream
 from broker.reasons import CloseReason
 from broker.store.redis.address import RedisAddress
 from broker.version import form
+from broker.worker import Worker
 from broker.worker_id import WorkerId
+from tests.inprocess import AtOnce
 from tests.redis_servers import SERVERS, RunningRedis
 from tests.store.loop import Lines
 from tests.tools.bench.log_cost import cpu
@@ -41,23 +40,21 @@ KEY: Final = b"a key of at least sixteen bytes "
 WORKERS: Final = (WorkerId("one", 0, 1), WorkerId("two", 0, 2))
 
 
-class End(Service):
-    """One process: what it does in each tick, and the lanes, if there are any."""
+class End:
+    """One process: a worker without clients, and the lanes, if there are any."""
 
     def __init__(self) -> None:
-        self.reactor = Reactor(time.monotonic, input_budget=1 << 20)
-        self.loop = Loop(self.reactor, self, Collector(), OutboundBudget(1 << 30), stall_timeout=60)
+        worker = Worker(Config(), 100, time.monotonic, AtOnce())
+        self.reactor = worker.reactor
+        self.loop = worker.loop
         self.lanes: NodeLanes | None = None
-
-    def tick(self, now: float) -> float:
-        return min(now + 1.0, now + 1.0 if self.lanes is None else self.lanes.tick(now))
-
-    def work(self, until: float) -> bool:
-        return False
 
     def run(self, until: float) -> None:
         while time.monotonic() < until:
             wait = self.loop.turn()
+            if self.lanes is not None:
+                now = time.monotonic()
+                wait = min(wait, self.lanes.tick(now) - now)
             if wait > 0.0:
                 select.select([self.loop], [], [], min(wait, 0.1))
 
