@@ -21,7 +21,7 @@ from broker.config.schema import Config
 from broker.delivery.outbox import unbounded
 from broker.metrics.counters import Counters
 from broker.net.dialling import Dialler
-from broker.net.stream import Handler, Stream
+from broker.net.stream import Stream
 from broker.reasons import CloseReason
 from broker.store.redis.address import RedisAddress
 from broker.version import form
@@ -81,7 +81,7 @@ def failed(error: Exception) -> None:
     raise error
 
 
-class Sender(Handler):
+class Sender:
     """Writes batches; serves the control lane, which says that one was read."""
 
     def __init__(self, data: Stream, batch: int, under_way: int) -> None:
@@ -114,7 +114,7 @@ class Sender(Handler):
         raise SystemExit(reason.label)
 
 
-class Receiver(Handler):
+class Receiver:
     def __init__(self, control: Stream, batch: int) -> None:
         self._control = control
         self._size = batch * len(MESSAGE)
