@@ -166,7 +166,8 @@ class Node(Sequence[Broker]):
         broker.answered = True
         broker.number = number
         self._lanes.brokers[identity] = broker
-        broker.mesh.connect_nodes(LanesOf(self._lanes, identity))
+        if broker.worker.links.node_lanes is None:  # redis.url is not set: the lanes are no messages of Redis
+            broker.mesh.connect_nodes(LanesOf(self._lanes, identity))
         if self._prepare is not None:
             self._prepare(broker)
         for other in self.workers:

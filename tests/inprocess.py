@@ -489,6 +489,8 @@ class Broker(Probe):
     def close(self) -> None:
         for client in self._clients:
             client.socket.close()
+        if self.worker.links.node_lanes is not None:
+            self.worker.links.node_lanes.stop(self.clock.now)
         self.worker.loop.shut_down()
 
 
