@@ -2,7 +2,9 @@
 #
 # What Redis said last is in force until it says something else: a node that cannot reach Redis keeps the list that it
 # has, as it cannot know who is dead, and reads it anew when Redis is back. So nothing here goes by our own clock but
-# when to look: at each notice (node_notices.py), with each renewal, and when the lease of another node runs out.
+# when to look: at each notice (node_notices.py), with each renewal, and when the lease of another node runs out; and
+# when to go on alone. A worker waits for peers of other nodes, who are reached through Redis, and with it everybody who
+# publishes for their clients, and its own. After ALONE its peers are taken from it, and it serves its own clients.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,6 +21,9 @@ from supervisor.node_lease import LEASE, RENEW, RETRY, NodeLease, NodeList, Shar
 from supervisor.node_notices import NodeNotices
 
 NOBODY: Final = OtherNodes([], 0, [])  # a node that is alone
+ALONE: Final = (
+    20.0  # seconds without Redis: two leases, and less than `overload.wait`, after which publishes are refused
+)
 LEAST: Final = 0.01  # seconds between two looks, so that notices that come together cost one
 SHARE: Final = 0.1  # of the time that looks may take for long: whoever can publish in Redis can make us look
 AT_ONCE: Final = 0.2  # seconds of looks before that: others have to see within 0.1 s that a node has ended
@@ -51,6 +56,7 @@ class Membership:
         self._incarnations: list[str | None] = [None] * lease.identity.workers
         self._wake = trio.Event()
         self._pace = Pace()
+        self._answered_at = time.monotonic()  # when Redis did last
         self._nodes: Mapping[str, SharingNode] = {}
         self._joined: set[str] = set()
         self._apart: set[str] = set()  # nodes that run, and whose workers are not joined
@@ -112,8 +118,10 @@ class Membership:
                     found = await trio.to_thread.run_sync(self.lease.renew, abandon_on_cancel=True)
                 except redis.RedisError:  # the workers log that Redis cannot be used
                     pause = RETRY
+                    self._note_silence()
                     continue
                 self.looks += 1
+                self._answered_at = time.monotonic()
                 if not found.mine:
                     break
                 self._take(found)
@@ -130,6 +138,15 @@ class Membership:
 
     def _look(self) -> None:
         self._wake.set()
+
+    def _note_silence(self) -> None:
+        """Part the workers of this node from all others if Redis has not answered for ALONE."""
+        if time.monotonic() - self._answered_at < ALONE or not self.others.workers:
+            return
+        self.others = replace(self.others, workers=[], missing=0)
+        self._log.warning("node_cut_off", seconds=ALONE, other_nodes=sorted(self._joined))
+        self._joined = set()
+        self._send(self.others)
 
     def _pause(self) -> float:
         """Seconds until the next look: the renewal, or the end of another node's lease."""

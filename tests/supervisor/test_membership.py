@@ -186,6 +186,28 @@ async def test_a_node_that_cannot_reach_redis_keeps_its_list(cluster: Cluster, m
         assert [A0] == second.membership.others.workers
 
 
+async def test_a_node_without_redis_goes_on_alone_and_joins_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Publishes for its own clients would wait for those of nodes that it cannot reach, until they are refused."""
+    monkeypatch.setattr(membership, "ALONE", 1.0)
+    monkeypatch.setattr(membership, "RENEW", 0.1)
+    monkeypatch.setattr(membership, "RETRY", 0.1)
+    first = RunningNode(cluster)
+    first.membership.started(A0)
+    first.lease.renew()
+    second = RunningNode(cluster, N2)
+    async with running(first, second):
+        await trio.to_thread.run_sync(cluster.server.kill)
+        assert OtherNodes([], 0, []) == await second.until(lambda others: not others.workers)
+        (line,) = cluster.log.named("node_cut_off")
+        assert ["n1"] == line["other_nodes"]
+
+        await trio.to_thread.run_sync(cluster.server.start)
+
+        assert [A0] == (await second.until(lambda others: bool(others.workers))).workers
+
+
 async def test_nodes_stay_when_redis_has_lost_its_data(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would part from all others, and their clients from each other."""
     monkeypatch.setattr(membership, "RENEW", 0.05)
