@@ -18,7 +18,7 @@ import broker as broker_package
 from tests.system import node
 
 HOST: Final = "127.0.0.1"
-KAFKA: Final = runpy.run_path(str(Path(__file__).parents[2] / "deploy" / "kafka" / "server.py"))
+KAFKA: Final = runpy.run_path(str(Path(__file__).resolve().parents[2] / "deploy" / "kafka" / "server.py"))
 PORTS: Final = (10_000, 20_000)  # below those of Kafka, and those that the kernel takes for outgoing connections
 WORKERS: Final = int(os.environ.get("WEIR_SYSTEM_WORKERS", "1"))  # of each node that is started
 PATIENCE: Final = 30.0  # seconds for anything that should take milliseconds: a busy machine is no failure
