@@ -21,7 +21,7 @@ LONG = 300  # turns: more than anything takes
 
 @pytest.fixture
 def names() -> Sequence[str]:
-    return ("weir", "other")
+    return ("weir", "other", "third")
 
 
 @pytest.fixture
@@ -77,6 +77,15 @@ def durable_of(broker: Broker) -> DurableSessions:
     durable = broker.worker.protocol.durable
     assert durable is not None
     return durable
+
+
+def take_turns(node: Node, turns: int) -> None:
+    """Each worker turns its loop so many times, after each of which Redis answers."""
+    for _ in range(turns):
+        for broker in node:
+            broker.turn()
+        for broker in node:
+            broker.waits_for_redis()
 
 
 def set_nodes(settler: Broker, live: Sequence[Broker], dead: dict[str, list[WorkerId]]) -> None:
@@ -217,7 +226,7 @@ def test_a_node_that_has_its_lease_again_is_left_alone(node: Node, redis: Runnin
     assert not owners(redis, "other")
 
 
-@pytest.mark.parametrize("turns", range(0, 12, 2))
+@pytest.mark.parametrize("turns", range(12))
 def test_each_session_has_one_owner_if_its_node_comes_back_meanwhile(
     node: Node, redis: RunningRedis, turns: int
 ) -> None:
@@ -228,8 +237,7 @@ def test_each_session_has_one_owner_if_its_node_comes_back_meanwhile(
     assert is_answered(publish(settler, b"a", b"before"))
     node.kill(dead)
     begin_to_settle(settler, [dead])
-    for _ in range(turns):
-        settler.settle()
+    take_turns(node, turns)
     with redis.client() as client:
         client.hset(KEYS.nodes, "other", "incarnation 99999999999999 {}")
     back = node.start(1)
@@ -246,7 +254,7 @@ def test_each_session_has_one_owner_if_its_node_comes_back_meanwhile(
         assert come_back(node[number % 2], f"client-{number}").connack.session_present
 
 
-@pytest.mark.parametrize("turns", range(0, 16, 3))
+@pytest.mark.parametrize("turns", range(16))
 def test_a_settler_that_dies_meanwhile_is_followed(node: Node, turns: int) -> None:
     """What it had made its own would be known to nobody, and publishes would wait for it for ever."""
     settler, dead = node
@@ -254,8 +262,7 @@ def test_a_settler_that_dies_meanwhile_is_followed(node: Node, turns: int) -> No
         subscriber(dead, f"client-{number}", b"a/%d" % number).drop()
     node.kill(dead)
     begin_to_settle(settler, [dead])
-    for _ in range(turns):
-        settler.settle()
+    take_turns(node, turns)
     node.workers.remove(settler)
     settler.close()
     node.start(0, adopts=True)
@@ -302,3 +309,97 @@ def test_what_waits_for_a_shared_subscription_goes_to_its_members_elsewhere(node
     client = come_back(settler, "member")
     node.advance(1)
     assert [b"1"] == payloads(client)
+
+
+@pytest.mark.parametrize("turns", range(16))
+def test_publishers_elsewhere_wait_until_a_dead_node_is_settled_and_no_longer(
+    nodes: Callable[..., Node], redis: RunningRedis, turns: int
+) -> None:
+    """What they publish would reach nobody, or never be answered, if the settler dies with what it had made its own."""
+    node = nodes(3, None, redis, durable=True)
+    settler, dead, witness = node
+    subscriber(dead, "me", b"a").drop()
+    node.kill(dead)
+    waiting = publish(witness, b"a", b"1")
+    assert not is_answered(waiting)
+    begin_to_settle(settler, [dead])
+    take_turns(node, turns)
+    node.kill(settler)
+    follower = node.start(0)
+    begin_to_settle(follower, [dead])
+    for _ in range(30):
+        node.advance(0.1)
+    for broker in (follower, witness):
+        broker.mesh.expect_distant(0)
+    again = publish(witness, b"a", b"2")
+    node.advance(0.1)
+
+    assert is_answered(again)
+    client = come_back(follower, "me")
+    assert client.connack.session_present
+    assert b"2" in payloads(client)
+
+
+def test_a_worker_is_not_complete_while_another_one_has_sessions_to_adopt(nodes: Callable[..., Node]) -> None:
+    """It would serve, and acknowledge what is for sessions that nobody has told of."""
+    node = nodes(3)
+    mesh, settler = node[2].mesh, node.peer(node[2], node[0])
+    assert mesh.complete()
+    mesh.inherits(settler, 77)
+    mesh.inherits(settler, 78)
+    assert not mesh.complete()
+    mesh.adopted(settler, 77)
+    assert not mesh.complete()
+    mesh.not_inherited(settler, 78)
+
+    assert mesh.complete()
+
+
+def test_a_worker_at_the_place_of_a_dead_one_does_not_follow_it_if_another_one_does(
+    nodes: Callable[..., Node], redis: RunningRedis
+) -> None:
+    """Publishes would be answered, though nobody has told yet what the sessions wait for: they would be lost."""
+    node = nodes(3, None, redis, durable=True)
+    settler, dead, witness = node
+    subscriber(dead, "me", b"a").drop()
+    node.kill(dead)
+    former, peer = dead.identity.incarnation, node.peer(witness, settler)
+    witness.mesh.inherits(peer, former)
+    with redis.client() as client:
+        client.hdel(KEYS.durable_owners("other"), dead.identity.incarnation_text)
+        client.hset(KEYS.durable_owners("weir"), dead.identity.incarnation_text, 0)
+    node.start(1)
+    waiting = publish(witness, b"a", b"1")
+    node.advance(1)
+    assert not is_answered(waiting)
+    witness.mesh.adopted(peer, former)
+    node.advance(0.1)
+
+    assert is_answered(waiting)
+
+
+@pytest.mark.parametrize("cold", [False, True])
+@pytest.mark.parametrize("turns", range(12))
+def test_a_client_that_comes_meanwhile_finds_its_session_once(node: Node, turns: int, cold: bool) -> None:
+    """The session would be adopted beside the one that its client has, and get each message, too, for ever."""
+    settler, dead = node
+    for name in ("me", "other"):
+        subscriber(dead, name, b"a").drop()
+    assert is_answered(publish(dead, b"a", b"before"))
+    if cold:
+        node.advance(20)
+    node.kill(dead)
+    begin_to_settle(settler, [dead])
+    take_turns(node, turns)
+    client = come_back(settler, "me")
+    settlement = settler.worker.cluster.settlement
+    assert settlement is not None
+    until(settler, lambda: settlement.settled == 1)
+    settler.mesh.expect_distant(0)
+    publish(settler, b"a", b"after")
+    node.advance(1)
+
+    assert client.connack.session_present
+    assert [b"before", b"after"] == payloads(client)
+    assert not durable_of(settler).cold.has("me")
+    assert {"me", "other"} == {each.client_id for each in settler.worker.protocol.store.sessions() if each.storage}
