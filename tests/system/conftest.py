@@ -33,6 +33,7 @@ OWN_WORKERS: Final = tuple(
         "bench",
         "carrier",
         "client_limits",
+        "cluster",
         "demo",
         "durability",
         "durable_node",

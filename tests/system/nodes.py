@@ -40,7 +40,11 @@ class Node:
                 env=environment_of(packages()),
                 start_new_session=True,
             )
-        self.wait_until(lambda: node.serves(self.control), "serve")
+        try:
+            self.wait_until(lambda: node.serves(self.control), "serve")
+        except BaseException:
+            self.end()
+            raise
 
     def wait_until(self, true: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -70,8 +74,8 @@ class Node:
         self._clients.append(RawClient(self.port, version))
         return self._clients[-1]
 
-    def client(self, name: str, **options: Any) -> RawClient:
-        client = self.stranger()
+    def client(self, name: str, version: int = V5, **options: Any) -> RawClient:
+        client = self.stranger(version)
         client.connect(name, **options)
         return client
 
