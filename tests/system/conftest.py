@@ -4,12 +4,13 @@
 # needs other settings starts another one with `start_weir`, and so does who looks for a line in the log: in the one
 # of the whole run a client's port may have been another's before, and the limit of lines a second leaves lines out.
 # With WEIR_SYSTEM_WORKERS=4 each Weir has four workers, and clients land on any of them.
+# With WEIR_SYSTEM_NODES=2 that broker is two nodes that share a Redis, and clients reach any of them.
 # With WEIR_SYSTEM_BROKER=mosquitto the same tests run against Mosquitto 2.0: what fails there is a wrong test or is
 # marked `weir_only` with the reason.
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,12 +18,14 @@ import pytest
 
 from tests.system import processes
 from tests.system.addresses import TRANSPORTS, Address, Transport
+from tests.system.balanced_nodes import ClusterProcess
 from tests.system.certificates import Authority, Certificate
 from tests.system.nodes import Node, StartNode
 from tests.system.processes import HOST, BrokerProcess, free_port, packages
 from tests.system.raw import RawClient
 
 HERE: Final = Path(__file__).parent
+NODES: Final = int(os.environ.get("WEIR_SYSTEM_NODES", "1"))  # of the broker of the whole run
 MOSQUITTO: Final = os.environ.get("WEIR_SYSTEM_BROKER") == "mosquitto"
 # Files whose tests choose the number of workers, or need a node with one.
 OWN_WORKERS: Final = tuple(
@@ -126,11 +129,24 @@ def broker(
     port = addresses["tcp"].port
     if MOSQUITTO:
         process = processes.start_mosquitto(port, folder, mosquitto_listeners(addresses, certificate))
+    elif NODES > 1:
+        process = launch_cluster(folder, addresses, certificate)
     else:
         process = launch_weir(port, folder, weir_listeners(addresses, certificate))
     RUNNING.append(process)
     yield process
     stop_and_check(process)
+
+
+def launch_cluster(folder: Path, addresses: dict[Transport, Address], certificate: Certificate) -> BrokerProcess:
+    """Nodes that share a Redis, behind *addresses*."""
+    transports: list[Transport] = ["tcp", *(each for each in addresses if each != "tcp")]
+
+    def listeners(ports: Sequence[int]) -> dict[str, object]:
+        own = {each: addresses[each]._replace(port=port) for each, port in zip(transports, ports, strict=True)}
+        return weir_listeners(own, certificate)
+
+    return ClusterProcess(folder, NODES, [addresses[each].port for each in transports], launch_weir, listeners)
 
 
 def weir_listeners(addresses: dict[Transport, Address], certificate: Certificate) -> dict[str, object]:
