@@ -45,7 +45,8 @@ class ClusterProcess(BrokerProcess):
                 env=processes.weir_environment(TREE),
             )
             assert self._balancer.stdout is not None
-            assert "listening\n" == self._balancer.stdout.readline()
+            with self._balancer.stdout as said:
+                assert "listening\n" == said.readline()
         except BaseException:
             for node in self.nodes:
                 node.process.kill()

@@ -6,6 +6,7 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -24,7 +25,8 @@ async def pump(source: trio.SocketStream, sink: trio.SocketStream) -> None:
         await sink.send_eof()
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         for stream in (source, sink):
-            stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            with suppress(OSError):  # it is closed already
+                stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             await trio.aclose_forcefully(stream)
 
 
