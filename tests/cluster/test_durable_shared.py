@@ -7,7 +7,9 @@ import pytest
 
 from broker.config.schema import Config, Limits
 from broker.mqtt.packets import (
+    PUBREC,
     V5,
+    Ack,
     Disconnect,
     Publish,
     Unsubscribe,
@@ -175,6 +177,49 @@ def test_a_message_of_qos_2_is_not_given_again_after_a_crash(start_node: StartNo
     assert NUMBERS[:5] == first[:5]
     assert NUMBERS[:20] == sorted(first + other, key=int)
     assert nothing_is_stored(redis)
+
+
+def test_a_publish_of_qos_2_that_a_member_lost_reaches_another_that_has_later_ones(start_node: StartNode) -> None:
+    """It would be taken for a repetition, be acknowledged and reach nobody: the other member never had it."""
+    node = start_node(2)
+    member(node[0], "lost")
+    client = member(node[1], "other")
+    source = arrive(node[1], "publisher")
+    source.send(Publish(b"a", NUMBERS[0], 2, packet_id=100))
+    assert NUMBERS[:1] == taken(client, node[1])  # the next one is for the other member
+    node[0].stopped = True
+    source.send(*[Publish(b"a", NUMBERS[number], 2, packet_id=number) for number in (1, 2, 3, 4)])
+    node.advance(0.3)
+    first = taken(client, node[1])
+    assert NUMBERS[2:3] == first
+    node.kill(node[0])
+    node.advance(0.3)
+
+    source = arrive(node[0], "publisher")
+    source.send(*[Publish(b"a", NUMBERS[number], 2, packet_id=number, dup=True) for number in (1, 2, 3, 4)])
+    node.advance(0.3)
+
+    assert [Ack(PUBREC, number) for number in (1, 2, 3, 4)] == source.receive()
+    assert NUMBERS[1:5] == sorted(first + taken(client, node[0]))
+
+
+def test_a_publish_of_qos_2_that_a_member_lost_waits_behind_later_ones(start_node: StartNode) -> None:
+    """It would be taken for a repetition by the list of the group, be acknowledged and reach nobody."""
+    node = start_node(2)
+    member(node[0], "lost", window=1)
+    absent(node[1])
+    source = arrive(node[1], "publisher")
+    node[0].stopped = True
+    source.send(*[Publish(b"a", NUMBERS[number], 2, packet_id=number) for number in (1, 2, 3, 4)])
+    node.advance(0.3)
+    node.kill(node[0])
+    node.advance(0.3)
+    source = arrive(node[0], "publisher")
+    source.send(*[Publish(b"a", NUMBERS[number], 2, packet_id=number, dup=True) for number in (1, 2, 3, 4)])
+    node.advance(0.3)
+
+    assert [Ack(PUBREC, number) for number in (1, 2, 3, 4)] == source.receive()
+    assert NUMBERS[1:5] == sorted(taken(arrive(node[0]), node[0]))
 
 
 def test_publishes_wait_for_a_group_whose_worker_has_died(start_node: StartNode) -> None:

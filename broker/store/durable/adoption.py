@@ -151,8 +151,10 @@ def _restored(
     if stored.log or stored.leases:
         record.become_application()
     ends = [None if each is None else decode_pack(each, now, wall) for each in (first, last)]
-    numbers = stored.tokens.taken
-    taken = TakenNumbers(numbers, state is None, again) if numbers or again else None
+    numbers = bool(stored.tokens.taken or stored.tokens.in_groups)
+    taken = None
+    if numbers or again:
+        taken = TakenNumbers(stored.tokens.taken, state is None, again, stored.tokens.in_groups)
     if length or released or numbers or state is not None or record.application or record.present_queue() is not None:
         positions = [int(position) for position in released]
         record.queue().restore(ends[0], ends[1], length, positions, taken, state)

@@ -328,6 +328,8 @@ class ApplicationQueue(TimedQueue):
         taken = self._taken
         if taken is None:
             taken = self._taken = TakenNumbers({}, False, [])
+        if found.in_group:
+            return not taken.take_in_group(found.token)
         if not found.late:
             if self._late_source != -1:
                 self._late_source = -1

@@ -42,6 +42,9 @@ class GroupQueue(DurableQueue):
     def _has_ended(self, stored: StoredMessage, now: float) -> bool:
         return stored.message.expired(now)
 
+    def _is_of_group(self, message: Message) -> bool:
+        return True
+
     def put_back(self, packet_id: int, message: Message) -> None:
         """Have *message*, which was taken under *packet_id* and counts as in flight, wait again, in its place."""
         position = self._position_of(packet_id)

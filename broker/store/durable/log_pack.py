@@ -1,6 +1,7 @@
 # Packs in the log of an APPLICATION session (application_queue.py): messages that it was offered together, in order.
 #
-#   FORM; flags: LATE; the era of the session; how many messages have tokens, and of each its index and its token;
+#   FORM; flags: LATE; the era of the session; how many messages have tokens, and of each its index, with IN_GROUP if
+#   it came through a group, and its token;
 #   a pack as it is in Redis (pack.py), whose positions are no positions in a queue
 #
 # A log outlives sessions: what was appended for a former one may be in it, and may even come later. So a session has
@@ -12,12 +13,13 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
-from broker.session.message import Message
+from broker.session.message import GroupMessage, Message
 from broker.store.durable.pack import DamagedPack, Pack, StoredMessage, decode_pack, encode_pack, time_of
 from broker.store.durable.tokens import TOKEN, token_of
 
 FORM: Final = 1
 LATE: Final = 0x01
+IN_GROUP: Final = 0x8000
 ERA: Final = 8  # bytes
 PACK: Final = 200  # messages
 PACK_BYTES: Final = 128 * 1024  # and about as many bytes of them
@@ -32,6 +34,7 @@ class LogMessage:
     def __init__(self, message: Message, token: bytes, late: bool, source: int) -> None:
         self.message = message
         self.token = token
+        self.in_group = False  # it has a token, and came through a group: in any order
         self.late = late
         self.source = source
 
@@ -43,7 +46,8 @@ def encode_log_pack(messages: Sequence[Message], era: bytes, late: bool, now: fl
     for message in messages:
         token = token_of(message)
         if token:
-            marked.append(MARKED.pack(len(stored), token))
+            in_group = IN_GROUP if isinstance(message, GroupMessage) else 0
+            marked.append(MARKED.pack(len(stored) | in_group, token))
         stored.append(StoredMessage(len(stored) + 1, message))
     start = START.pack(FORM, LATE if late else 0, era, len(marked))
     return start + b"".join(marked) + encode_pack(Pack(0, int(wall), LASTS, 0, stored), now, wall)
@@ -72,10 +76,12 @@ def decode_log_pack(data: bytes, era: bytes, source: int, now: float, wall: floa
     messages = decode_pack(data[at:], now, wall).messages
     late = flags & LATE != 0
     found = [LogMessage(stored.message, b"", late, source) for stored in messages]
-    for index, token in MARKED.iter_unpack(data[START.size : at]):
+    for mark, token in MARKED.iter_unpack(data[START.size : at]):
+        index = mark & ~IN_GROUP
         if index >= len(found):
             raise DamagedPack("a token of no message")
         found[index].token = token
+        found[index].in_group = mark & IN_GROUP != 0
     return found
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.session.expiry import ExpirySchedule
-from broker.session.message import Message
+from broker.session.message import GroupMessage, Message
 from broker.session.queue import UNLIMITED, Holder, MessageBudget, MessageQueue
 from broker.store.durable.marks import PubrecMarks
 from broker.store.durable.pack import StoredMessage, packet_id_of
@@ -127,8 +127,14 @@ class QueuePlaces(MessageQueue):
         if not self.gives_stored:
             return encode_state(self._state(), [], read)
         again = [] if self._taken is None else self._taken.again()
-        tokens = [token_of(message) for message in [*self._new.values(), *self._writing.values()]]
+        unstored = [*self._new.values(), *self._writing.values()]
+        # Of what came through groups, the next owner takes whatever is not stored.
+        tokens = [token_of(message) for message in unstored if not self._is_of_group(message)]
         return encode_state(None, again + [token for token in tokens if token])
+
+    def _is_of_group(self, message: Message) -> bool:
+        """Whether *message* comes through a group: in any order."""
+        return isinstance(message, GroupMessage)
 
     def _state(self) -> QueueState:
         sent_to, completed = max(self._restored_to, self._sent_to), sorted(self._marks.completed_unread)

@@ -207,7 +207,7 @@ class DurableQueue(QueueParts, Writer):
             return False
         if self._taken is None:
             self._taken = TakenNumbers({}, self._late, [])
-        if self._taken.take(token):
+        if self._taken.take_in_group(token) if self._is_of_group(message) else self._taken.take(token):
             return False
         self._taken.repeated.append(message)
         self._commit.soon(self)

@@ -6,7 +6,7 @@
 #   field "\0gap"   messages that its client lost and was not told of, see session/gap.py; none, if there are none
 #   field "\0log"   of an APPLICATION session: how far its log was passed on, see application_queue.py
 #   fields "\0lease..."  of partitions of shared logs that it reads for its groups, see lease_scripts.py
-#   fields "\0i...", "\0n", "\0o...": see tokens.py
+#   fields "\0i...", "\0n", "\0o...", "\0g...": see tokens.py
 #   field FILTER  a subscription under its filter, with `$share/` if it is shared: options, and the subscription
 #                 identifier as an encoded property
 #

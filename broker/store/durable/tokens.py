@@ -7,6 +7,9 @@
 # one lane, in their order, so what is not above that number has come before. Each will has an origin of its own; those
 # of wills are remembered apart, as clients that come and go are not to push out those of publishers.
 #
+# What comes through a shared subscription comes in any order: a publish that its receiver may have lost goes to another
+# member, or waits in the list of the group, behind later ones. So each number of it is remembered: group_numbers.py.
+#
 # The session of the publisher stores the token of each packet id that is not released, and how far it has counted,
 # before PUBREC leaves. An origin is stored before a publish gets a number of it: else the next worker could not give
 # that number again. What that worker does not find in the record was not answered: the client sends all of that again
@@ -37,7 +40,7 @@
 # So the former owner tells which tokens it had taken and not stored. Those that have not come again are stored beside
 # the highest number, as the session may move on, or its owner die.
 #
-# A set of the tokens that a queue has taken was rejected: its size follows the traffic, not the number of publishers.
+# A set of all tokens that a queue has taken was rejected: its size follows the traffic, not the number of publishers.
 #
 # In the record of a session (record.py), each name beginning with a NUL, as no filter has one:
 #
@@ -45,11 +48,13 @@
 #   field "\0n"                        token of the last publish that was counted, and the era of the store
 #   field "\0o" ORIGIN                 the highest number that its queue has taken, of a will 0; then those that come
 #                                      again, and gaps: the last number before it with its highest bit, the first behind
+#   field "\0g" ORIGIN CHUNK (8 bytes)  which numbers of the chunk it has taken through groups, the lowest bit first
 import os
 from typing import Final
 
 from broker.delivery.completion import Completion
 from broker.session.message import GroupMessage, Message
+from broker.store.durable.group_numbers import GroupNumbers, is_chunk
 from broker.store.redis.connection import packed
 
 ORIGIN: Final = 8  # bytes
@@ -60,6 +65,7 @@ OF_WILL: Final = bytes(NUMBER)  # the number in the token of a will: those of pu
 INCOMING: Final = b"\0i"
 COUNTED: Final = b"\0n"
 TAKEN: Final = b"\0o"
+TAKEN_IN_GROUPS: Final = b"\0g"
 ORIGINS: Final = 1000  # of publishers that a queue remembers: so many may be about to send again. Of wills as many
 MARKED: Final = bytes((128,)) + bytes(NUMBER - 1)  # numbers from this one on have a mark: no publish has so many
 GAPS: Final = 2  # of an origin: so many workers in a row may not answer before what the first did not store has come
@@ -172,15 +178,19 @@ class PublishTokens:
 class TakenNumbers:
     """The numbers of each origin that a queue has taken, and the publishes that it was offered again."""
 
-    def __init__(self, taken: dict[bytes, bytes], late: bool, again: list[bytes]) -> None:
+    def __init__(
+        self, taken: dict[bytes, bytes], late: bool, again: list[bytes], in_groups: dict[bytes, bytes] | None = None
+    ) -> None:
         """*taken*: what is stored of origins. *late*: numbers above that may still come, behind greater ones.
 
         *again*: tokens of publishes that come again, as the worker before this one had taken and not stored them.
+        *in_groups*: what is stored of numbers that were taken through groups; None: nothing.
         """
         self.repeated: list[Message] = []  # to be settled when the first one is stored
         self.repeated_due: list[Message] = []  # the same, with the transaction under way
         self._highest: dict[bytes, bytes] = {}  # of publishers, in the order in which the origins were added
         self._wills: dict[bytes, None] = {}  # origins of wills, in the same order
+        self._in_groups = None if not in_groups else GroupNumbers(in_groups)
         self._late = late
         self._opened: dict[bytes, None] = {}  # origins of which a number above has come since, if *late*
         self._gaps: dict[bytes, list[tuple[bytes, bytes]]] = {}  # of origins: late numbers are between these two
@@ -246,6 +256,14 @@ class TakenNumbers:
             self._forget_oldest()
         return True
 
+    def take_in_group(self, token: bytes) -> bool:
+        """As `take()`, of a publish that came through a group, or waits for the members of one: in any order."""
+        if token[ORIGIN:] == OF_WILL:
+            return self._take_will(token[:ORIGIN])
+        if self._in_groups is None:
+            self._in_groups = GroupNumbers({})
+        return self._in_groups.take(token)
+
     def _take_will(self, origin: bytes) -> bool:
         if origin in self._wills:
             return False
@@ -284,6 +302,8 @@ class TakenNumbers:
             self._forgotten(origin)
         self._highest, self._wills, self._gaps, self._opened = {}, {}, {}, {}
         self._again, self._again_count = {}, 0
+        if self._in_groups is not None:
+            self._in_groups.forget()
 
     def _forget_oldest(self) -> None:
         while len(self._wills) > ORIGINS:
@@ -308,7 +328,8 @@ class TakenNumbers:
 
     def unstored(self) -> bool:
         """Whether `writes()` has something to store, or publishes are to be settled by it."""
-        return bool(self._changed or self._removed or self.repeated)
+        in_groups = self._in_groups is not None and self._in_groups.unstored()
+        return bool(in_groups or self._changed or self._removed or self.repeated)
 
     def writes(self, key: bytes, alone: bool) -> list[bytes]:
         """The commands that store what has changed, in the record under *key*.
@@ -318,14 +339,19 @@ class TakenNumbers:
         """
         self.repeated_due, self.repeated = self.repeated, []
         writes = []
-        if self._removed:
-            writes.append(packed("HDEL", key, *[TAKEN + origin for origin in self._removed]))
-        if self._changed:
-            fields = []
-            for origin in self._changed:
-                fields += [TAKEN + origin, self._highest.get(origin, OF_WILL) + self._beside(origin)]
+        removed = [TAKEN + origin for origin in self._removed]
+        fields = []
+        for origin in self._changed:
+            fields += [TAKEN + origin, self._highest.get(origin, OF_WILL) + self._beside(origin)]
+        if self._in_groups is not None:
+            removed += [TAKEN_IN_GROUPS + name for name in self._in_groups.removes()]
+            for name, bits in self._in_groups.collect().items():
+                fields += [TAKEN_IN_GROUPS + name, bits]
+        if removed:
+            writes.append(packed("HDEL", key, *removed))
+        if fields:
             writes.append(packed("HSET", key, *fields))
-        elif self.repeated_due and alone:
+        if not writes and self.repeated_due and alone:
             writes.append(packed("EXISTS", key))
         self._changed, self._removed = {}, []
         return writes
@@ -344,6 +370,7 @@ class StoredTokens:
         self.former = b""
         self.incoming: dict[int, bytes] = {}
         self.taken: dict[bytes, bytes] = {}
+        self.in_groups: dict[bytes, bytes] = {}
 
     def of_publisher(self, era: bytes) -> PublishTokens | None:
         """What the session goes on with in *era*; None: it has published nothing that counts."""
@@ -360,7 +387,7 @@ class StoredTokens:
 def read_tokens(fields: dict[bytes, bytes]) -> StoredTokens:
     """Remove from *fields* those of tokens. ValueError: one is damaged."""
     found = StoredTokens()
-    for name in [name for name in fields if name[:2] in (INCOMING, COUNTED, TAKEN)]:
+    for name in [name for name in fields if name[:2] in (INCOMING, COUNTED, TAKEN, TAKEN_IN_GROUPS)]:
         value, kind, rest = fields.pop(name), name[:2], name[2:]
         if kind == INCOMING and len(rest) == 2 and len(value) == TOKEN:
             found.incoming[int.from_bytes(rest, "big")] = value
@@ -368,6 +395,8 @@ def read_tokens(fields: dict[bytes, bytes]) -> StoredTokens:
             found.former, found.era = value[:TOKEN], value[TOKEN:]
         elif kind == TAKEN and len(rest) == ORIGIN and value and len(value) % NUMBER == 0:
             found.taken[rest] = value
+        elif kind == TAKEN_IN_GROUPS and is_chunk(rest, value):
+            found.in_groups[rest] = value
         else:
             raise ValueError("a token in the record cannot be read")
     return found

@@ -68,8 +68,9 @@ from typing import Final
 
 SLICES: Final = 16
 # Of durable sessions; a change that former builds cannot read raises it: 2, names with a NUL; 3, indexes are hashes;
-# 4, packs have shorter heads; 5, a field for the log of an APPLICATION session; 6, fields for leases of partitions.
-DURABLE_FORMAT: Final = 6
+# 4, packs have shorter heads; 5, a field for the log of an APPLICATION session; 6, fields for leases of partitions;
+# 7, fields for what queues have taken through groups, and marks of that in logs.
+DURABLE_FORMAT: Final = 7
 LEASE: Final = 86_400  # seconds; a worker that was cut off from Redis for longer claims its sessions again anyway
 FENCED_FOR: Final = LEASE  # seconds; as long as sessions of a dead worker have an owner
 
