@@ -23,6 +23,7 @@ import json
 import math
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -187,6 +188,8 @@ class NodeLease:
         self._keys = keys
         self.shown: Final = shown
         self.identity: Final = identity
+        self._turn = threading.Lock()  # of calls, which come from several threads
+        self._released = False
         self._began = round(time.time(), 3)
         self._incarnations: list[str | None] = [None] * identity.workers
         self._file = folder / FILE
@@ -234,10 +237,14 @@ class NodeLease:
         return self._ask("")
 
     def release(self) -> None:
-        """Make the name free for a node elsewhere, and tell the other nodes. redis.RedisError."""
+        """Make the name free for a node elsewhere, and tell the other nodes. redis.RedisError.
+
+        A renewal in a thread that nobody waits for any more does not take it again.
+        """
         text = self.identity.text(self._began, self._incarnations, ended=True)
         owners = self._keys.durable_owners_of_nodes()
-        with self.server() as server:
+        with self._turn, self.server() as server:
+            self._released = True
             server.eval(RELEASE, 1, self._keys.nodes, self.identity.name, self.incarnation, text, self.channel, owners)
 
     def nodes(self) -> list[SharingNode]:
@@ -245,7 +252,13 @@ class NodeLease:
         return sorted(self._ask("").nodes.values(), key=lambda node: node.name)
 
     def _ask(self, former: str) -> NodeList:
-        """Take or renew the lease, and read the list."""
+        """Take or renew the lease, and read the list. redis.RedisError: also once it is released."""
+        with self._turn:
+            if self._released:
+                raise redis.RedisError("the name of this node is released")
+            return self._call(former)
+
+    def _call(self, former: str) -> NodeList:
         text = self.identity.text(self._began, self._incarnations)
         times = [int(1000 * seconds) for seconds in (LEASE, FORGOTTEN, GAP)]
         more = [former, self.channel, self._keys.durable_owners_of_nodes()]

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import redis
 
 from broker.cluster.lane_format import LANE_FORMAT
 from broker.store.redis.keys import Keys
@@ -104,6 +105,17 @@ def test_who_has_the_folder_of_a_node_that_was_killed_starts_at_once(cluster: Cl
     assert again.renew().mine
     assert not former.renew().mine
     assert ["n1"] == cluster.names()
+
+
+def test_a_renewal_that_comes_behind_the_end_of_a_node_takes_no_name(cluster: Cluster) -> None:
+    """A node that was stopped would count as running for ten seconds: its supervisor does not wait for renewals."""
+    lease = cluster.taken()
+    lease.release()
+
+    with pytest.raises(redis.RedisError):
+        lease.renew()
+
+    assert [] == cluster.names()
 
 
 def test_a_node_that_ends_leaves_its_name(cluster: Cluster) -> None:
