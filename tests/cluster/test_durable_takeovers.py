@@ -756,6 +756,7 @@ def test_a_session_that_is_taken_while_it_is_given_to_another_worker_is_found(
     assert ["queue 2", "session 2"] == stored_at(redis)
 
 
+@pytest.mark.parametrize("names", [("weir",)])  # for a worker of another node the early one does not wait so long
 def test_an_earlier_claim_leaves_a_session_that_has_moved_to_the_later_one(
     start_node: StartNode, redis: RunningRedis
 ) -> None:
