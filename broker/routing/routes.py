@@ -48,6 +48,7 @@ from broker.routing.sizes import GROUP, MEMBER, SUBSCRIPTION
 from broker.session.message import Message
 from broker.session.principal import Principal
 from broker.session.session import Session
+from broker.session.subscriber import Subscriber
 from broker.session.subscription import Subscription
 
 EPOCHS: Final = 4096
@@ -86,6 +87,7 @@ class Routes:
         self.patterns = patterns_of_worker(patterns)
         self.visits = 0  # levels and receivers that were visited and not charged yet, see take_visits()
         self.backlog = backlog
+        backlog.tell_members = self._tell_members
         self.logs: SharedLogs | None = None  # None: there are none; to be set before there are subscriptions
         self.cold: ColdIndex | None = None  # None: no session of this worker is ever cold
         self.cold_elsewhere = RemoteInterest()
@@ -401,6 +403,9 @@ class Routes:
             self._shared_here -= 1
             self.patterns.remove(group.filter, True)
         self._forget_empty(group)
+
+    def _tell_members(self, group: Subscriber) -> None:
+        self._announce(cast(SharedGroup, group))
 
     def _announce(self, group: SharedGroup) -> None:
         """Tell the other workers how many members of *group* are at this worker."""

@@ -320,6 +320,8 @@ class SharedGroup(Subscriber):
         neighbour = self._neighbour_for_waiting()
         if neighbour is None:
             return False
+        if self.announced[1] and not self._ready.count and self._backlog.tell_members is not None:
+            self._backlog.tell_members(self)  # or that worker, with as little to give, might pass it back at once
         self.remote[neighbour].room -= 1
         neighbour.offer_shared(self.share, self.filter, message, HOPS, now)
         waiting.given(message, False, now)

@@ -160,6 +160,7 @@ class SharedBacklog(Backlog):
         super().__init__()
         self.scheduled = False  # there is paged work that serves the backlog
         self.begin: Callable[[], None] | None = None  # begins that work
+        self.tell_members: Callable[[Subscriber], None] | None = None  # tells other workers of a group now
         self.counters = counters
         self.queue = queue  # messages that may wait for one group
         self.store: ListStore | None = None  # None: nothing is stored
