@@ -13,7 +13,7 @@ from typing import Any, Final
 import redis
 import trio
 
-from broker.cluster.lane_format import LANE_FORMAT, understood
+from broker.cluster.lane_format import understood
 from broker.control.frames import DeadNode, OtherNodes
 from broker.log import Log
 from broker.worker_id import WorkerId
@@ -157,12 +157,13 @@ class Membership:
         """Why the workers of *node*, which runs, are not joined with those of this node; "": they are."""
         if node.name == self.lease.identity.name:
             return ""
-        if not self.lease.identity.lanes:
+        ours = self.lease.identity.lanes
+        if not ours:
             return "the inbound backbone is between the nodes"
         lanes = node.about.get("lanes")
         if not node.workers() or lanes is None:
             return "its version of Weir has no lanes between nodes"
-        return "" if understood(lanes) else f"its lanes have version {lanes}, and those of this node {LANE_FORMAT}"
+        return "" if understood(lanes, ours) else f"its lanes have version {lanes}, and those of this node {ours}"
 
     def _those_of_others(self, found: NodeList) -> dict[str, SharingNode]:
         return {name: node for name, node in found.nodes.items() if name != self.lease.identity.name}

@@ -294,9 +294,10 @@ class NodeLease:
             for setting, mine, other in _differences(self.identity.agreed, node.about.get("agreed")):
                 raise NodeRefused(_differs(setting, mine, other, node, self.shown))
             lanes = node.about.get("lanes")
-            if self.identity.lanes and type(lanes) is int and lanes > 0 and not understood(lanes):
+            ours = self.identity.lanes
+            if ours and type(lanes) is int and lanes > 0 and not understood(lanes, ours):
                 raise NodeRefused(
-                    f"Weir {self.identity.version} has version {self.identity.lanes} of the lanes between nodes, and "
+                    f"Weir {self.identity.version} has version {ours} of the lanes between nodes, and "
                     f"the node {node.name} on {node.host()}, which uses {self.shown}, too, has version {lanes} (Weir "
                     f"{node.about.get('version', '?')}): only neighbouring versions work together, so upgrade the "
                     "nodes through the versions between."

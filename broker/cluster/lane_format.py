@@ -10,6 +10,6 @@ LANE_FORMAT: Final = 1
 NEIGHBOURS: Final = 1  # how far the versions of two nodes may be apart
 
 
-def understood(theirs: object) -> bool:
-    """Whether this build can open lanes to a node that says that it has the version *theirs*."""
-    return type(theirs) is int and theirs > 0 and abs(theirs - LANE_FORMAT) <= NEIGHBOURS
+def understood(theirs: object, ours: int) -> bool:
+    """Whether a node with the version *ours* can open lanes to one that says that it has the version *theirs*."""
+    return type(theirs) is int and theirs > 0 and abs(theirs - ours) <= NEIGHBOURS

@@ -45,7 +45,13 @@ def subscribers(node: Node) -> list[Client]:
     clients = [broker.connect(f"subscriber {broker.number}", V5) for broker in node]
     for client in clients:
         client.send(Subscribe(1, [Wanted(b"a", 1)]))
-    until(node, lambda: all(client.pull() or client.receive() for client in clients))
+    waiting = [*clients]
+
+    def answered() -> bool:
+        waiting[:] = [client for client in waiting if not client.receive()]
+        return not waiting
+
+    until(node, answered)
     return clients
 
 

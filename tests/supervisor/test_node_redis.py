@@ -105,10 +105,10 @@ def test_a_newer_format_is_refused_by_those_who_read_it(start_redis: StartRedis,
     server = start_redis()
     url = f"unix://{server.socket}"
     with server.client() as client:
-        client.set("weir:format", "7")
+        client.set("weir:format", "1000")
 
-        assert f"The durable sessions in {url} have format 7" in refusal(url, PROCESS, tmp_path)
-        assert b"7" == client.get("weir:format")
+        assert f"The durable sessions in {url} have format 1000" in refusal(url, PROCESS, tmp_path)
+        assert b"1000" == client.get("weir:format")
     node_redis_of(url, MEMORY, tmp_path, Log())
     node_redis_of(url, PROCESS, tmp_path, Log(), "other")
     assert [b"other:format", b"weir:format"] == keys_of(server)
