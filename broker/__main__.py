@@ -135,6 +135,7 @@ class Process:
         self.worker.cluster.mesh.join(peer, data, control)
 
     def _set_nodes(self, others: OtherNodes) -> None:
+        self.worker.cluster.mesh.former = frozenset(others.former)
         distant = self.worker.cluster.distant
         if distant is not None:
             distant.set(others.workers, others.missing + sum(dead.owners for dead in others.dead))

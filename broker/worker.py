@@ -232,7 +232,9 @@ class Worker:
             tasks.append(partial(every, HOUSEKEEPING, self.trace_file.write))
         if config.sys.interval:
             tasks.append(partial(at_once_and_every, config.sys.interval, self.metrics.publish_sys))
-        self.tasks = WorkerTasks(base, self.loop, protocol.lifecycle, self.hand_over, heartbeat, links.settled, tasks)
+        self.tasks = WorkerTasks(
+            base, self.loop, protocol.lifecycle, self.hand_over, cluster.mesh, heartbeat, links.settled, tasks
+        )
 
     def close(self) -> None:
         """Close everything that is still open, after the tasks have ended."""

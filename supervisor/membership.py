@@ -20,7 +20,7 @@ from broker.worker_id import WorkerId
 from supervisor.node_lease import LEASE, RENEW, RETRY, NodeLease, NodeList, SharingNode
 from supervisor.node_notices import NodeNotices
 
-NOBODY: Final = OtherNodes([], 0, [])  # a node that is alone
+NOBODY: Final = OtherNodes([], [], 0, [])  # a node that is alone
 ALONE: Final = (
     20.0  # seconds without Redis: two leases, and less than `overload.wait`, after which publishes are refused
 )
@@ -143,7 +143,7 @@ class Membership:
         """Part the workers of this node from all others if Redis has not answered for ALONE."""
         if time.monotonic() - self._answered_at < ALONE or not self.others.workers:
             return
-        self.others = replace(self.others, workers=[], missing=0)
+        self.others = replace(self.others, workers=[], former=[], missing=0)
         self._log.warning("node_cut_off", seconds=ALONE, other_nodes=sorted(self._joined))
         self._joined = set()
         self._send(self.others)
@@ -184,6 +184,7 @@ class Membership:
     def _others(self) -> OtherNodes:
         """What the workers are told, of nodes in the order of their names, so that equal lists are equal."""
         workers: list[WorkerId] = []
+        former: list[str] = []
         missing = 0
         dead: list[DeadNode] = []
         joined: set[str] = set()
@@ -199,8 +200,10 @@ class Membership:
                 missing += len(node.workers()) - len(known)
                 if known:
                     joined.add(name)
+                    if node.about["lanes"] < self.lease.identity.lanes:
+                        former.append(name)
         self._note(joined, apart)
-        return OtherNodes(workers, missing, dead)
+        return OtherNodes(workers, former, missing, dead)
 
     def _note(self, joined: set[str], apart: Mapping[str, str]) -> None:
         """Log which nodes have come and gone."""

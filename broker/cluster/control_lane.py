@@ -130,6 +130,12 @@ class ControlLane(Handler):
             self._listener.not_inherited(peer, wire.read_number(body))
         elif kind == wire.ADOPTED:
             self._listener.adopted(peer, wire.read_number(body))
+        elif kind == wire.LEAVING:
+            self._listener.leaving(peer, now)
+        elif kind == wire.RELEASED:
+            self._listener.released(peer)
+        elif kind == wire.DRAINED:
+            peer.drained = True
         elif kind == wire.REPORT:
             if len(body) > wire.LARGEST_REPORT:
                 raise MeshError(f"a report of {len(body)} bytes")

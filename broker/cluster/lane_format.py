@@ -2,11 +2,13 @@
 # Redis (lane_message.py), with whatever else the workers of two nodes have to understand alike.
 #
 # The lease of a node says its format, and nodes of two neighbouring formats work together (rolling upgrade). So a
-# change that a build of the former format cannot read takes two releases: the first one reads both forms and raises
-# the number, the second one writes the new form. Lanes within a node join workers of one build, and need no format.
+# worker knows which of its peers have the *former* format, and sends them nothing that this one has brought. Lanes
+# within a node join workers of one build, and need no format.
+#
+# 1: the first one. 2: LEAVING and RELEASED.
 from typing import Final
 
-LANE_FORMAT: Final = 1
+LANE_FORMAT: Final = 2
 NEIGHBOURS: Final = 1  # how far the versions of two nodes may be apart
 
 

@@ -51,6 +51,14 @@ class LaneListener:
         """*peer* asks for the retained messages again, with those of the worker that has *writer* in its stamps."""
         raise NotImplementedError
 
+    def leaving(self, peer: Peer, now: float) -> None:
+        """*peer* is about to end."""
+        raise NotImplementedError
+
+    def released(self, peer: Peer) -> None:
+        """*peer* waits for nothing that this worker, which is about to end, has to confirm."""
+        raise NotImplementedError
+
     def opened(self, peer: Peer, now: float) -> None:
         """The gate of *peer* has opened."""
         raise NotImplementedError

@@ -17,6 +17,9 @@
 #   something waits for it are begun anew, and it is no peer before it is heard again.
 # - What a distant peer sends is read by this build, and perhaps written by another one: if it cannot be read, the lanes
 #   to that peer are begun anew, and this worker goes on.
+# - A worker that is about to end says so, as its peers cannot know what it has stored once it is gone, and would have
+#   to ask publishers to send that again. Publishes for its sessions wait then, at its gate, until others have them; it
+#   ends when it has confirmed what came before.
 # - If all workers of a node start at once, nobody remembers anything. So with stored sessions a worker also waits for
 #   peers of its node that have not joined yet, and for all workers of other nodes that are listed: it has to know what
 #   is subscribed to at each shard before it takes a publish. It waits for as long as that takes, and says so: its
@@ -148,6 +151,7 @@ class Mesh(LaneListener):
         self._housekeeping_at = 0.0
         self._looked_at = clock()  # for silent peers
         self._told: set[int] = set()  # shards of this node whose worker, or a former one, has told all its filters
+        self.former: frozenset[str] = frozenset()  # nodes whose lanes have the format before this one: lane_format.py
         self._was_complete = False  # everything that there was when this worker joined has been received
         self._when_complete: list[Callable[[], None]] = []
 
@@ -191,6 +195,27 @@ class Mesh(LaneListener):
             self._ask_for_retained_of(writer_of(worker))
         self._withdraw_distant(worker)
         self._check_complete()
+
+    def say_drained(self) -> None:
+        """This node stops, and this worker has no client any more."""
+        for peer in self._peers.of_own_node():
+            peer.tell(wire.frame(wire.DRAINED))
+        self._reactor.wake()
+
+    def drained(self) -> bool:
+        """Whether no other worker of this node, which stops, has a client any more."""
+        return all(peer.drained for peer in self._peers.of_own_node())
+
+    def say_leaving(self) -> None:
+        """This worker is about to end: have nothing more published for it. What was published is confirmed still."""
+        for peer in self._peers.all:
+            if not peer.former:
+                peer.tell(wire.frame(wire.LEAVING))
+        self._reactor.wake()
+
+    def may_leave(self) -> bool:
+        """Whether no peer waits for this worker, after `say_leaving()`. Those of the former format cannot say so."""
+        return all(peer.released or peer.former for peer in self._peers.all)
 
     def expect_distant(self, workers: int) -> None:
         """So many workers of other nodes may have durable sessions and cannot be joined: they have not begun yet, or
@@ -267,7 +292,7 @@ class Mesh(LaneListener):
             store = self._throttle.add_gate(store_of(resource), now, (store_memory_of(resource),))
             if self._durable.log_gate() is not None:
                 log = self._throttle.add_gate(log_of(resource), now)
-        peer = Peer(worker, data, control, gate, store, log, distant)
+        peer = Peer(worker, data, control, gate, store, log, distant, distant and worker.node in self.former)
         peer.heard_at = now
         self._announcements.joined(peer)
         self._peers.all.append(peer)
@@ -444,7 +469,22 @@ class Mesh(LaneListener):
         self._throttle.opened(peer.gate, now)
         self._routes.retry_shared()
 
+    def leaving(self, peer: Peer, now: float) -> None:
+        peer.leaving = True
+        peer.gate.block()
+        self._release(peer)
+
+    def released(self, peer: Peer) -> None:
+        peer.released = True
+
+    def _release(self, peer: Peer) -> None:
+        """Let *peer* end, which is leaving, once it has confirmed all that was published for it."""
+        if peer.leaving and not peer.released and not peer.confirming.pending():
+            peer.released = True
+            peer.tell(wire.frame(wire.RELEASED))
+
     def stored(self, peer: Peer, now: float) -> None:
+        self._release(peer)
         store = peer.confirming.store
         if store is not None and store.open:
             self._throttle.opened(store, now)

@@ -42,13 +42,18 @@ class Peer(Neighbour):
         store: Gate | None,
         log: Gate | None = None,
         distant: bool = False,
+        former: bool = False,
     ) -> None:
         """*store*: the gate of publishes for durable sessions there. *log*: of those that are appended to a log.
 
-        *distant*: the worker is of another node.
+        *distant*: the worker is of another node. *former*: its lanes have the format before that of this worker.
         """
         super().__init__(worker, gate, False)
         self.distant: Final = distant
+        self.former: Final = former
+        self.drained = False  # its node stops, and it has no client any more
+        self.leaving = False  # it is about to end, and nothing more is to be published for it
+        self.released = False  # it was told that nothing it has to confirm is waited for, or has told so
         self.confirming = ConfirmingPeer(self, self.write, store, log)
         self.data = data
         self.control = control
@@ -128,7 +133,7 @@ class Peer(Neighbour):
         """The peer has processed *count* bytes of the data lane in all; true if its gate is open now."""
         self.mark(now)  # it may answer within the slice in which it was written to
         self._done = count
-        if self.gate.blocked and self._written - count <= OPEN:
+        if self.gate.blocked and self._written - count <= OPEN and not self.leaving:
             self.gate.unblock()
         self._reach(now)
         return self.gate.open

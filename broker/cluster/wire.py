@@ -8,13 +8,13 @@
 # A frame is its length in four bytes, its kind in one, and its body. On the data lane a FRAME byte precedes it. All
 # numbers are big-endian.
 #
-# All of this, with takeover_frames.py, is LANE_FORMAT 1 (lane_format.py). Within a node both ends run the same build,
+# All of this, with takeover_frames.py, is one LANE_FORMAT (lane_format.py). Within a node both ends run the same build,
 # started by the same supervisor: a frame that cannot be read is a mistake in our own code, and ends the worker. Between
 # nodes the other end may be of the build before or after this one: the lease of a node says its format, and only nodes
 # whose formats differ by one at most are joined. So what a worker sends has to be understood by the format before its
-# own. A change of a frame that exists, or of when it is sent, is a new kind of frame beside the old one, which is read
-# for one format longer and sent to peers of the old format; then LANE_FORMAT rises. What still cannot be read ends the
-# lanes, and not the worker.
+# own. A new kind of frame raises LANE_FORMAT, and is not sent to peers of the former format (`Peer.former`). A change
+# of a frame that exists, or of when it is sent, is a new kind of frame beside the old one, which is read for one format
+# longer, and sent to peers of the former format. What still cannot be read ends the lanes, and not the worker.
 import struct
 from typing import Final
 
@@ -62,6 +62,9 @@ ALL_TOLD: Final = 22  # the sender has told all filters of its subscribers
 INHERITS: Final = 46  # the incarnation of a dead worker whose durable sessions the sender is to adopt: settlement.py
 NOT_INHERITED: Final = 47  # the same, of one that another worker was first to have
 ADOPTED: Final = 48  # the same, of one whose sessions the sender has, and has told what they wait for
+LEAVING: Final = 49  # the sender is about to end: nothing more is to be published for it
+RELEASED: Final = 50  # nothing that the sender has published for the one that is leaving is waited for any more
+DRAINED: Final = 51  # within a node that stops: the sender has no client any more
 REPORT: Final = 25  # how overloaded a worker is, at most LARGEST_REPORT bytes: overload_reports.py
 
 # Frames about sessions that go from one worker to another: takeover.py.

@@ -50,6 +50,7 @@ class OtherNodes(Frame):
     """The other nodes that share the Redis of this one: all of them, at each change."""
 
     workers: list[WorkerId]  # of those that run, and that lanes can be opened to
+    former: list[str]  # those of them whose lanes have the format before that of this node: cluster/lane_format.py
     missing: int  # shards of these nodes that have no worker now
     dead: list[DeadNode]
 

@@ -4,6 +4,7 @@ from typing import Final
 
 import trio
 
+from broker.cluster.mesh import Mesh
 from broker.control.heartbeat import DRAINING, Heartbeat
 from broker.control.session_hand_over import SessionHandOver
 from broker.control.spin import spin
@@ -13,6 +14,7 @@ from broker.protocol.essentials import Essentials
 from broker.protocol.lifecycle import ConnectionLifecycle
 
 LEFT: Final = 0.01  # seconds between two looks whether all clients have left
+RELEASE: Final = 1.0  # seconds that peers may take to let this worker end: less than its supervisor waits
 
 
 class WorkerTasks:
@@ -22,6 +24,7 @@ class WorkerTasks:
         loop: Loop,
         lifecycle: ConnectionLifecycle,
         hand_over: SessionHandOver,
+        mesh: Mesh,
         heartbeat: Heartbeat | None,
         settled: Callable[[], bool],
         others: Sequence[Callable[[], Awaitable[None]]],
@@ -31,6 +34,7 @@ class WorkerTasks:
         self._reactor = base.reactor
         self._lifecycle = lifecycle
         self._hand_over = hand_over
+        self._mesh = mesh
         self._heartbeat = heartbeat
         self._clock = base.clock
         self._settled = settled
@@ -40,7 +44,10 @@ class WorkerTasks:
     async def run(self, stopping: trio.Event, hands_over: Callable[[], bool]) -> None:
         """Serve until *stopping*. Then clients receive DISCONNECT 0x8B and have the drain timeout to leave.
 
-        The sessions go to the other workers meanwhile, if *hands_over* returns true.
+        The sessions go to the other workers of the node meanwhile, if *hands_over* returns true. If not, the node
+        stops, and its workers wait for each other: other nodes take over at once what all of them have stored, and
+        publishers would wait for that as long as the slowest client takes to leave. At last the other workers publish
+        nothing more for this one, and what they have published for it is confirmed.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(spin, self._loop, self._heartbeat, self._clock)
@@ -57,5 +64,13 @@ class WorkerTasks:
                 if hands_over():
                     await self._hand_over.run()
                 while self._reactor.streams() or not self._settled():
+                    await trio.sleep(LEFT)
+                if not hands_over():
+                    self._mesh.say_drained()
+                    while not self._mesh.drained():
+                        await trio.sleep(LEFT)
+            self._mesh.say_leaving()
+            with trio.move_on_after(RELEASE):
+                while not (self._mesh.may_leave() and self._settled()):
                     await trio.sleep(LEFT)
             nursery.cancel_scope.cancel()

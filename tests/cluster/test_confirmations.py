@@ -161,6 +161,65 @@ def test_who_publishes_to_a_worker_that_dies_is_not_answered(node: Node, redis: 
     assert [0] == waiting(node)
 
 
+def test_a_worker_that_ends_confirms_first_what_was_published_for_it(node: Node, redis: RunningRedis) -> None:
+    """With each restart publishers elsewhere would be told to send again what was stored already."""
+    durable(node[0], "away").drop()
+    node.advance(0.3)
+    publisher = node[1].connect("publisher", V5)
+    store_is_full(node, redis, True)
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1))
+    assert [] == publisher.receive()
+
+    node[0].mesh.say_leaving()
+    node.settle()
+    publisher.send(Publish(b"a", b"2", 1, packet_id=2))
+    node.advance(0.3)
+
+    assert [0, 1] == waiting(node)  # the second one was not published
+    assert not node[0].mesh.may_leave()
+    store_is_full(node, redis, False)
+    assert [Ack(PUBACK, 1)] == publisher.receive()
+    assert node[0].mesh.may_leave()
+    node.kill(node[0])
+    node.start(0)
+    node.advance(0.3)
+    assert [Ack(PUBACK, 2)] == publisher.receive()
+    assert [b"1", b"2"] == stored(node)
+
+
+def test_the_gate_of_a_worker_that_ends_stays_shut(node: Node) -> None:
+    """What comes in the meantime would be lost with it, as far as anybody knows."""
+    publisher = node[1].connect("publisher", V5)
+    publisher.send(*[Publish(b"a", b"x" * 1000, 1, packet_id=number + 1) for number in range(20)])
+    (peer,) = node[1].mesh.peers
+    subscribed(node[0].connect("here", V5), "a")
+
+    node[0].mesh.say_leaving()
+    node.advance(0.3)
+
+    assert not peer.gate.open
+    peer.processed(peer.written(), node.clock.now)
+    assert not peer.gate.open
+
+
+@pytest.mark.parametrize("former", [False, True])
+def test_peers_with_the_former_lanes_are_not_told_what_they_cannot_read(node: Node, former: bool) -> None:
+    """They would take the lanes for broken, and lose what is on them."""
+    ends, other = node
+    ends.mesh.former = frozenset([other.identity.node] if former else [])
+    if ends.mesh.peers[0].distant:  # those of its own node are of its own build
+        ends.mesh.restarted(other.identity)
+        node.advance(1.0)
+
+    ends.mesh.say_leaving()
+    node.settle()
+
+    ((told,), (seen,)) = other.mesh.peers, ends.mesh.peers
+    assert (former and seen.distant) == seen.former
+    assert seen.former != told.leaving
+    assert ends.mesh.may_leave()
+
+
 @pytest.mark.parametrize("sessions", [1, 2])
 def test_who_publishes_to_sessions_that_are_taken_is_not_answered(
     node: Node, redis: RunningRedis, sessions: int

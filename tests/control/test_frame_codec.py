@@ -63,7 +63,7 @@ ASSIGNMENT = Assignment(
     overrides=[{"user": "u", "queue": 5}],
     limits=[{"client": "c", "until": 1.5}],
     bans=[{"kind": "client", "value": "c", "until": 1.5}],
-    nodes=OtherNodes([WorkerId("other", 0, 7)], 1, [DeadNode("dead", [WorkerId("dead", 0, 8)], 2)]),
+    nodes=OtherNodes([WorkerId("other", 0, 7)], ["other"], 1, [DeadNode("dead", [WorkerId("dead", 0, 8)], 2)]),
 )
 
 

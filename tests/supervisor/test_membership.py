@@ -91,17 +91,17 @@ async def _subscribed(cluster: Cluster, count: int) -> None:
 async def test_nodes_learn_of_each_others_workers_at_once(cluster: Cluster) -> None:
     """A worker that was replaced could not be reached for seconds, and publishes for its clients would wait."""
     first, second = RunningNode(cluster), RunningNode(cluster, N2)
-    assert OtherNodes([], 2, []) == second.membership.others
+    assert OtherNodes([], [], 2, []) == second.membership.others
     async with running(first, second):
         await _subscribed(cluster, 2)
         began = trio.current_time()
 
         first.membership.started(A0)
-        assert OtherNodes([A0], 1, []) == await second.until(lambda others: bool(others.workers))
+        assert OtherNodes([A0], [], 1, []) == await second.until(lambda others: bool(others.workers))
         second.membership.started(B0)
-        assert OtherNodes([B0], 0, []) == await first.until(lambda others: bool(others.workers))
+        assert OtherNodes([B0], [], 0, []) == await first.until(lambda others: bool(others.workers))
         first.membership.ended(A0)
-        assert OtherNodes([], 2, []) == await second.until(lambda others: not others.workers)
+        assert OtherNodes([], [], 2, []) == await second.until(lambda others: not others.workers)
 
         assert trio.current_time() - began < node_lease.RENEW
 
@@ -155,7 +155,7 @@ async def test_a_node_that_was_killed_is_dead_when_its_lease_ends(
         found = await second.until(lambda others: not others.workers)
 
         assert ends <= time.time()
-    assert OtherNodes([], 0, [DeadNode("n1", [A0], 1)]) == found
+    assert OtherNodes([], [], 0, [DeadNode("n1", [A0], 1)]) == found
     assert 1 == len(cluster.log.named("node_lost"))
 
 
@@ -199,7 +199,7 @@ async def test_a_node_without_redis_goes_on_alone_and_joins_again(
     second = RunningNode(cluster, N2)
     async with running(first, second):
         await trio.to_thread.run_sync(cluster.server.kill)
-        assert OtherNodes([], 0, []) == await second.until(lambda others: not others.workers)
+        assert OtherNodes([], [], 0, []) == await second.until(lambda others: not others.workers)
         (line,) = cluster.log.named("node_cut_off")
         assert ["n1"] == line["other_nodes"]
 
@@ -253,7 +253,21 @@ async def test_a_node_that_was_cut_off_comes_back(cluster: Cluster) -> None:
 
         await trio.to_thread.run_sync(first.lease.renew)
 
-        assert OtherNodes([A0], 1, []) == await second.until(lambda others: bool(others.workers))
+        assert OtherNodes([A0], [], 1, []) == await second.until(lambda others: bool(others.workers))
+
+
+@pytest.mark.parametrize(("theirs", "ours", "former"), [(4, 5, ["n1"]), (5, 5, []), (6, 5, [])])
+async def test_workers_know_which_nodes_have_the_former_lanes(
+    cluster: Cluster, theirs: int, ours: int, former: list[str]
+) -> None:
+    """They would send them what they cannot read, and each upgrade would part the nodes."""
+    first = RunningNode(cluster, replace(N1, lanes=theirs))
+    first.membership.started(A0)
+    first.lease.renew()
+
+    second = RunningNode(cluster, replace(N2, lanes=ours))
+
+    assert OtherNodes([A0], former, 1, []) == second.membership.others
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [(0, 1), (3, 1), (1, 0)])

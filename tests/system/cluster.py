@@ -1,7 +1,7 @@
 # Nodes of one cluster, all on this machine and on one Redis, for tests that look at them with raw clients.
 import select
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
@@ -20,8 +20,10 @@ LASTING: Final[Properties] = {SESSION_EXPIRY_INTERVAL: 3600}
 class Cluster:
     """Nodes n1, n2, ... of two workers each, whose sessions are stored in *redis*."""
 
-    def __init__(self, folder: Path, redis: RunningRedis) -> None:
+    def __init__(self, folder: Path, redis: RunningRedis, settings: Mapping[str, Any]) -> None:
+        """*settings*: of each node, as `Node` takes them."""
         self.redis = redis
+        self._settings = settings
         self.nodes: list[Node] = []
         self._folder = folder
 
@@ -36,6 +38,7 @@ class Cluster:
             redis__url=f"unix://{self.redis.socket}",
             store__durability="process",
             log__client_events_per_second=1000,
+            **self._settings,
         )
         self.nodes[number - 1 :] = [started, *self.nodes[number:]]
         return started
@@ -57,9 +60,9 @@ def _known(one: Node) -> tuple[int, int]:
 
 
 @contextmanager
-def start(folder: Path, redis: RunningRedis, count: int) -> Iterator[Cluster]:
+def start(folder: Path, redis: RunningRedis, count: int, **settings: Any) -> Iterator[Cluster]:
     """*count* nodes that know each other."""
-    cluster = Cluster(folder, redis)
+    cluster = Cluster(folder, redis, settings)
     try:
         for number in range(count):
             cluster.start(number + 1)

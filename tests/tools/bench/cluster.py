@@ -76,10 +76,8 @@ def _cluster(bench: Bench, count: int) -> Iterator[tuple[RunningRedis, list[Brok
     try:
         with ExitStack() as stack:
             nodes = []
-            for each in range(count):
-                path = folder / f"n{each}"
-                path.mkdir()
-                settings = {"node.name": path.name, "node.folder": path, "redis.url": f"unix://{server.socket}"}
+            for _ in range(count):
+                settings: dict[str, object] = {"redis.url": f"unix://{server.socket}"}
                 settings |= {"limits.connects_per_second": 1_000_000, "store.durability": "process"}
                 nodes.append(stack.enter_context(bench.weir(more=settings)))
             yield server, nodes
