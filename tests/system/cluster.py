@@ -27,20 +27,21 @@ class Cluster:
         self.nodes: list[Node] = []
         self._folder = folder
 
-    def start(self, number: int) -> Node:
-        """Start node *number*, for the first time or again with its folder."""
+    def start(self, number: int, build: Path | None = None) -> Node:
+        """Start node *number*, for the first time or again with its folder. *build*: see `Node`."""
         folder = self._folder / f"n{number}"
         folder.mkdir(exist_ok=True)
         started = Node(
             folder,
             2,
+            build=build,
             node__name=f"n{number}",
             redis__url=f"unix://{self.redis.socket}",
             store__durability="process",
             log__client_events_per_second=1000,
             **self._settings,
         )
-        self.nodes[number - 1 :] = [started, *self.nodes[number:]]
+        self.nodes[number - 1 : number] = [started]
         return started
 
     def wait_joined(self) -> None:
@@ -60,12 +61,14 @@ def _known(one: Node) -> tuple[int, int]:
 
 
 @contextmanager
-def start(folder: Path, redis: RunningRedis, count: int, **settings: Any) -> Iterator[Cluster]:
-    """*count* nodes that know each other."""
+def start(
+    folder: Path, redis: RunningRedis, count: int, build: Path | None = None, **settings: Any
+) -> Iterator[Cluster]:
+    """*count* nodes that know each other. *build*: see `Node`."""
     cluster = Cluster(folder, redis, settings)
     try:
         for number in range(count):
-            cluster.start(number + 1)
+            cluster.start(number + 1, build)
         cluster.wait_joined()
         yield cluster
     finally:

@@ -12,7 +12,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -95,7 +95,7 @@ def start_node(tmp_path: Path) -> Iterator[StartNode]:
     """Starts nodes, all in one folder, and ends them."""
     started: list[Node] = []
 
-    def start(workers: int = 1, port: int = 0, **settings: object) -> Node:
+    def start(workers: int = 1, port: int = 0, **settings: Any) -> Node:
         started.append(Node(tmp_path, workers, port, **settings))
         return started[-1]
 

@@ -19,7 +19,10 @@ from tests.system.raw import RawClient
 class Node:
     """A node in a process group of its own, as a shell would start it."""
 
-    def __init__(self, folder: Path, workers: int = 1, port: int = 0, **settings: object) -> None:
+    def __init__(
+        self, folder: Path, workers: int = 1, port: int = 0, build: Path | None = None, **settings: object
+    ) -> None:
+        """*build*: the folder to import Weir from; None: as this process does."""
         self.port = port or free_port()
         self.folder = folder
         self.control = folder / "node" / "control.sock"
@@ -37,7 +40,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stderr=log,
                 cwd=folder,
-                env=environment_of(packages()),
+                env=environment_of(build or packages()),
                 start_new_session=True,
             )
         try:
