@@ -34,10 +34,11 @@ from tests.tools.faults.durable import plan as durable
 from tests.tools.faults.durable.checker import OVERDUE
 from tests.tools.faults.durable.client import DurableClient
 from tests.tools.faults.durable.history import Connected, Connecting, Ended, Event, Message, Received, Rollback
+from tests.tools.faults.durable.judged_run import BURST, PATIENCE, TOPICS, WINDOW, send_signal
 from tests.tools.faults.durable.lanes import Lane
 from tests.tools.faults.durable.plan import Planned
 from tests.tools.faults.durable.proxy import TO_CLIENT, TO_SERVER, Proxy
-from tests.tools.faults.durable.run import BURST, PATIENCE, TOPICS, WINDOW, DurableRun, send_signal
+from tests.tools.faults.durable.run import DurableRun
 from tests.tools.faults.victim import state
 
 RULES: Final = '[{client = "app-*"}, {client = "*-to"}]'

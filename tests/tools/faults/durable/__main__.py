@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.tools.faults.durable.cold import COOLED, READ
-from tests.tools.faults.durable.run import DurableRun, Outcome, shortened
+from tests.tools.faults.durable.judged_run import JudgedRun, Outcome, shortened
+from tests.tools.faults.durable.run import DurableRun
 
 FAULTS: Final = 1000
 EACH: Final = 20  # faults of one run: with 10 000 messages each, its history takes about 300 MB
@@ -99,7 +100,7 @@ def run(
     workers: int,
     faults: int,
     messages: int,
-    make: Callable[[Path, int, int, int, int], DurableRun] = _durable_run,
+    make: Callable[[Path, int, int, int, int], JudgedRun] = _durable_run,
 ) -> Outcome:
     """One run, which *make* makes; whatever ends it too early is a failure of it."""
     try:

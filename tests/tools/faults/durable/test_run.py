@@ -21,6 +21,7 @@ from tests.tools.faults.durable.__main__ import run as run_one
 from tests.tools.faults.durable.client import Run
 from tests.tools.faults.durable.cold import COOLED, NAMES, READ, ColdClients
 from tests.tools.faults.durable.counters import NodeCounters
+from tests.tools.faults.durable.judged_run import LAST_WORDS, Outcome
 from tests.tools.faults.durable.plan import (
     BEHIND_PROXY,
     CUT_POWER,
@@ -42,7 +43,7 @@ from tests.tools.faults.durable.power import (
     read_record,
 )
 from tests.tools.faults.durable.proxy import TO_CLIENT, Proxy
-from tests.tools.faults.durable.run import LAST_WORDS, DurableRun, Outcome
+from tests.tools.faults.durable.run import DurableRun
 from tests.tools.fuzz.loop import Loop
 
 PATIENCE = 10.0  # seconds for what should take milliseconds
