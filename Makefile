@@ -12,6 +12,7 @@
 # make faults   workers and Redis killed and stopped under load: make faults ARGS="--runs 50"
 #               stored sessions, 1000 faults and power cuts among them, 10 million messages: make faults ARGS=durable
 #               APPLICATION clients, the carrier and Kafka: make faults ARGS=applications
+#               nodes that share a Redis: make faults ARGS=cluster
 # make simulate  histories of stored sessions against a model of Redis, from seeds: make simulate ARGS="--seed 1"
 # make scenes   overload scenes that judge how long things take, and an analysis that is killed
 # make kafka    an Apache Kafka on loopback in the foreground, for try-outs: make kafka ARGS="--port 0"
@@ -99,6 +100,7 @@ nightly: $(VENV)/dev $(VENV)/node/installed
 	@$(MAKE) --no-print-directory faults ARGS="durable --faults 100 --keep-going"
 	@$(MAKE) --no-print-directory faults ARGS="applications --faults 200 --keep-going"
 	@$(MAKE) --no-print-directory faults ARGS="backbone --faults 100 --keep-going"
+	@$(MAKE) --no-print-directory faults ARGS="cluster --faults 500 --keep-going"
 	@$(MAKE) --no-print-directory simulate ARGS="--histories 100000"
 	@$(MAKE) --no-print-directory scenes
 	@$(TREE) -m tests.tools.mutation --sample 600

@@ -2,6 +2,7 @@
 # python -m tests.tools.faults durable --faults 1000 [--seed N]: the same for sessions that are stored.
 # python -m tests.tools.faults applications --faults 200 [--seed N]: the same for APPLICATION clients and their logs.
 # python -m tests.tools.faults backbone --faults 200 [--seed N]: the same for the inbound backbone.
+# python -m tests.tools.faults cluster --faults 500 [--seed N]: the same for nodes that share a Redis.
 import argparse
 import sys
 import tempfile
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from tests.tools.faults.applications import __main__ as applications
 from tests.tools.faults.backbone import __main__ as backbone
+from tests.tools.faults.cluster import __main__ as cluster
 from tests.tools.faults.durable import __main__ as durable
 from tests.tools.faults.run import Outcome, Run, random_seed
 
@@ -38,6 +40,8 @@ def main() -> int:
         return applications.main(sys.argv[2:])
     if sys.argv[1:2] == ["backbone"]:
         return backbone.main(sys.argv[2:])
+    if sys.argv[1:2] == ["cluster"]:
+        return cluster.main(sys.argv[2:])
     arguments = options().parse_args()
     first = random_seed() if arguments.seed is None else arguments.seed
     failed = 0

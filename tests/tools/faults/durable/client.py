@@ -46,7 +46,9 @@ from tests.tools.faults.durable.history import (
     Ended,
     Event,
     Late,
+    Message,
     Received,
+    Refused,
     Released,
     Sent,
     Stray,
@@ -73,6 +75,11 @@ class Run:
         self.note = note
         self.began = loop.now
         self.links: set[Link] = set()  # that are open
+        self.watched = OLD  # seconds that the old connection of a takeover is
+
+    def door(self, avoided: int) -> int:
+        """The port for the next connection of a client. *avoided*: where its last attempt has failed; 0: nowhere."""
+        return self.port
 
     def close(self) -> None:
         """Close all connections; nobody is told."""
@@ -86,10 +93,12 @@ class Run:
 class Link:
     """One connection of *client*."""
 
-    def __init__(self, run: Run, client: "DurableClient") -> None:
+    def __init__(self, run: Run, client: "DurableClient", port: int) -> None:
         """OSError: nobody listens."""
+        self.port = port
         self.address = ""
         self.welcome = False  # CONNACK came
+        self.refusal: int | None = None  # the code of the CONNACK that came instead
         self._run = run
         self._client = client
         self._version = client.version
@@ -99,7 +108,7 @@ class Link:
         sock = socket.socket()
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        found = sock.connect_ex((HOST, run.port))
+        found = sock.connect_ex((HOST, port))
         if found not in (0, errno.EINPROGRESS):
             sock.close()
             raise OSError(found, "connect")
@@ -209,6 +218,7 @@ class DurableClient:
         self.disconnected: Counter[int] = Counter()  # by the reason code of DISCONNECT
         self.heard: Callable[[Publish], None] = _ignore
         self.link: Link | None = None
+        self._avoided = 0  # the port where its last attempt has failed; 0: it has not
         self._run = run
         self._filter = filter
         self._qos = qos
@@ -274,7 +284,7 @@ class DurableClient:
         if old is not None and not self.absent:
             self._down()
             self._old = old
-            self._run.loop.later(OLD, old.close)
+            self._run.loop.later(self._run.watched, old.close)
             self._connect(False)
 
     def hurry(self) -> None:
@@ -322,8 +332,9 @@ class DurableClient:
     def _connect(self, clean: bool) -> None:
         run = self._run
         clean = clean or not self._lasting
+        port = run.door(self._avoided)
         try:
-            link = Link(run, self)
+            link = Link(run, self, port)
         except OSError:
             if self._once is not None:
                 run.loop.later(0.0, lambda: None if self._once is None else self._once(False))
@@ -335,7 +346,7 @@ class DurableClient:
         if clean:
             self._subscribed = False
         five = self.version == V5
-        self._note(Connecting(run.at(), self.client_id, clean, self._application, five, self._lasting))
+        self._note(Connecting(run.at(), self.client_id, clean, self._application, five, self._lasting, port))
         properties: Properties = {SESSION_EXPIRY_INTERVAL: EXPIRY} if five and self._lasting else {}
         if self._receive_maximum:
             properties[RECEIVE_MAXIMUM] = self._receive_maximum
@@ -357,6 +368,9 @@ class DurableClient:
         """*link* is closed."""
         if link is self.link:
             was_up = self.up
+            if not link.welcome:
+                self._avoided = link.port
+                self._note(Refused(self._run.at(), self.client_id, link.refusal))
             self._down()
             if self._once is not None:
                 self._closed = True
@@ -377,7 +391,9 @@ class DurableClient:
             if self.link is None or not self.link.welcome:
                 return  # in time, but it does not count any more
             if not isinstance(packet, Disconnect | PingResp | ConnAck):
-                self._note(Late(self._run.at(), self.client_id, f"{packet}", self._answers_late(packet)))
+                message = _message(packet) if isinstance(packet, Publish) else None
+                answers = self._answers_late(packet)
+                self._note(Late(self._run.at(), self.client_id, f"{packet}", answers, message, link.port))
             return
         match packet:
             case ConnAck():
@@ -407,9 +423,11 @@ class DurableClient:
     def _greeted(self, link: Link, packet: ConnAck) -> None:
         if packet.code >= (ERROR if self.version == V5 else 1):
             self.refused += 1
+            link.refusal = packet.code
             link.close()
             self.lost(link)
             return
+        self._avoided = 0
         if self._old is not None:  # what it was sent before this CONNACK is here by now
             self._old.drain()
             self._old = None
@@ -470,11 +488,10 @@ class DurableClient:
         link.say(Ack(PUBREL, packet.packet_id))
 
     def _received(self, link: Link, packet: Publish) -> None:
-        words = packet.payload.decode().split()
         event = Received(
             self._run.at(),
             self.client_id,
-            (words[0], int(words[1])),
+            _message(packet),
             packet.topic.decode(),
             packet.qos,
             packet.packet_id,
@@ -502,6 +519,11 @@ class DurableClient:
             if link is self.link:
                 self._note(Acknowledged(self._run.at(), self.client_id, packet_id))
                 link.say(Ack(PUBACK, packet_id))
+
+
+def _message(packet: Publish) -> Message:
+    publisher, number = packet.payload.decode().split()
+    return publisher, int(number)
 
 
 def _ignore(packet: Publish) -> None:

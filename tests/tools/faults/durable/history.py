@@ -23,6 +23,7 @@ class Connecting(Event):
     application: bool = False  # the client is of the kind APPLICATION
     mqtt_5: bool = True  # else MQTT 3.1.1
     lasting: bool = True  # its session outlives the connection
+    port: int = 0  # that it connects to
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,13 @@ class Connected(Event):
     """CONNACK of success."""
 
     present: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Event):
+    """CONNACK of an error, or the end of a connection that has had no CONNACK."""
+
+    code: int | None  # of CONNACK; None: there was none
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,8 @@ class Late(Event):
 
     what: str
     answers: int | None = None
+    message: Message | None = None  # that it got
+    port: int = 0  # of the connection
 
 
 @dataclass(frozen=True, slots=True)

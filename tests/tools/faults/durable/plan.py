@@ -70,6 +70,7 @@ class Planned:
     seconds: float  # that something is stopped, late, or half-open
     number: int  # of bytes until a cut
     calm: bool = False  # it waits until as much as planned was published
+    node: int = 0  # where there are several
 
     def __str__(self) -> str:
         told = {

@@ -57,6 +57,7 @@ class Proxy:
         self._loop.watch(self._listener.fileno(), select.EPOLLIN, self._accept)
         self._mute = False  # half-open: nothing passes, and nobody is told
         self._delay = 0.0  # seconds
+        self._shut = False  # connections are closed as soon as they are accepted
         self._asked: list[tuple[str, int]] = []  # cuts: direction, bytes that still pass
         self._end = False
         self.passed = 0  # bytes
@@ -86,8 +87,15 @@ class Proxy:
         if not mute:
             self._asked.append((TO_SERVER, 0))
 
+    def shut(self, shut: bool) -> None:
+        """Close all connections, and each new one at once, until this is called with false."""
+        self._shut = shut
+        if shut:
+            self._asked.append((TO_SERVER, 0))
+
     def heal(self) -> None:
         self._delay = 0.0
+        self._shut = False
         if self._mute:
             self.mute(False)
 
@@ -119,6 +127,9 @@ class Proxy:
 
     def _accept(self, mask: int) -> None:
         client, _ = self._listener.accept()
+        if self._shut:
+            client.close()
+            return
         server, where = _socket(self._target)
         try:
             server.connect(where)
