@@ -196,7 +196,7 @@ class _Table:
     def _measured(self, values: list[float]) -> None:
         player = self.player
         for name, value in zip(player.resources, values, strict=True):
-            if name not in ("outbound", "memory", "redis", "connect"):
+            if name not in ("outbound", "memory", "redis", "connect", "topology"):
                 self.tally.delay(name, value)
         self.tally.level(max(player.level.value, player.others), player.level.cause)
         if self.world is not None:

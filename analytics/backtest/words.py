@@ -4,7 +4,8 @@ from typing import Final
 from analytics.backtest.outcome import Outcome
 
 SAME_S: Final = 0.05  # smaller differences in seconds count as equal
-RECORDED: Final = ("outbound", "memory", "redis", "connect")  # signals that do not follow from publishes alone
+# Signals that do not follow from publishes alone.
+RECORDED: Final = ("outbound", "memory", "redis", "connect", "topology")
 MOST: Final = 0.5  # share of the throttled time: a client with more is named
 
 

@@ -20,13 +20,13 @@ from broker.overload.admit import ACCEPT, CLOSE, NOT_WAITING, PAUSE, Publish, Ve
 from broker.overload.cost import Prices
 from broker.overload.credits import Account, Ledger
 from broker.overload.gate import Gate
-from broker.overload.level import STEP, Level, Signal, Signals
+from broker.overload.level import STEP, Signal, Signals, WorkerLevel
 from broker.overload.trace.player import Player, RecordedAnswer, Replayed
 from broker.overload.wait_list import SLOT, CreditWaits, TimeSlots, WaitList, of_gate
 from broker.reasons import PauseReason
 
 POLL: Final = 0.01  # seconds between two checks of waiting clients, as in a worker
-OWN: Final = ("lag", "outbound", "memory", "redis", "connect")  # signals that do not belong to a gate
+OWN: Final = ("lag", "outbound", "memory", "redis", "connect", "topology")  # signals that do not belong to a gate
 BUSIEST: Final = 10  # steps of the level over which the maximum work of a worker is measured
 EVER: Final = math.inf
 
@@ -156,8 +156,8 @@ class World:
         self._protects = settings.enabled
         self._protected = recorded.enabled
         self._ledger = Ledger(settings, 0.0)
-        self._level = Level(settings)
         self._signals = Signals(settings, "")
+        self._level = WorkerLevel(settings, self._signals)
         self._lag_target = recorded.lag
         self._contended = 0
         self._senders: list[Sender] = []
@@ -179,6 +179,7 @@ class World:
     def begin(self) -> None:
         """Start with the state of the player at the beginning of the trace."""
         then = self._player.ledger
+        self._signals.node = self._player.signals.node
         self._ledger.restore(0.0, then.state()[1], then.level if self._protects else 0.0)
 
     def pass_time(self, now: float) -> None:
@@ -247,7 +248,7 @@ class World:
             if name not in OWN or name == OWN[0]:
                 self.tally.delay(name, value)
         self._signals.look(now)
-        self._level.step(self._signals.worst, self._signals.worst_name)
+        self._level.step()
         level = max(self._level.value, player.others)
         self.tally.level(level, self._level.cause)
         if not self._protects:

@@ -1,5 +1,5 @@
 # The workers of other nodes, as the supervisor lists them: the mesh joins each of them, and parts from it.
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from broker.worker_id import WorkerId
@@ -19,9 +19,13 @@ class NodeMesh(Protocol):
 
 
 class DistantWorkers:
-    def __init__(self, mesh: NodeMesh) -> None:
+    def __init__(self, mesh: NodeMesh, changed: Callable[[int, float], None], clock: Callable[[], float]) -> None:
+        """*changed* is called with a number of nodes that have joined or left, and the time (s)."""
         self._mesh = mesh
+        self._changed = changed
+        self._clock = clock
         self._joined: dict[WorkerId, None] = {}
+        self._nodes: frozenset[str] | None = None  # None: none were listed yet
 
     def joined(self) -> list[WorkerId]:
         return list(self._joined)
@@ -43,3 +47,10 @@ class DistantWorkers:
             self._mesh.join_distant(worker)
         if new:
             self._mesh.expect_distant(expected)
+        self._note_nodes(frozenset([worker.node for worker in listed]))
+
+    def _note_nodes(self, nodes: frozenset[str]) -> None:
+        """Tell how many nodes have joined or left. The first list is what this worker finds: no node has joined it."""
+        former, self._nodes = self._nodes, nodes
+        if former is not None and former != nodes:
+            self._changed(len(former ^ nodes), self._clock())

@@ -343,7 +343,7 @@ class ClusterParts:
         links.reach_nodes(self.mesh.restarted)
         if links.node_lanes is not None:
             self.mesh.connect_nodes(links.node_lanes)
-            self.distant = DistantWorkers(self.mesh)
+            self.distant = DistantWorkers(self.mesh, protection.topology.changed, clock)
         self.settlement: Settlement | None = None  # None without Redis
         if client is not None and self.orphaned_wills is not None:
             durable_store = links.durable_store

@@ -294,19 +294,19 @@ class Overload:
     redis_percent: int = number(85, least=1, most=100)
     # Target: the age of the oldest publish that waits in the inbound backbone; what waits there takes no memory.
     backbone_lag: float = duration(10.0, least=0.001, most=86400.0)
+    # After a node has joined or left the level is 1 for so long: until workers know each other and clients are back.
+    topology: float = duration(5.0, most=60.0)
     # Target: the wait of a CONNECT; clients give up after 5 to 60 s.
     connect_delay: float = duration(1.0, least=0.001, most=3600.0)
     connects_per_second: int = number(4000)  # of the node; two cores can do 5500 and nothing else; 0 = no limit
     connect_burst: int = number(2000, least=1)  # of the node, before the rate applies; a small fleet need not wait
-    # Of each worker, 2 KiB each; beyond it clients are told when to retry.
-    connects_waiting: int = number(10_000, least=1)
+    connects_waiting: int = number(10_000, least=1)  # of each worker, 2 KiB each; others are told when to retry
     # Targets: a resource is contended from here, where the level rises.
     contended_from: float = factor(1.0, least=0.01, most=100)
     contended_until: float = factor(0.4, least=0, most=100)  # targets: until here, well below, so that it does not flap
     # Seconds of work under way at a gate; keeps a resource busy that works in batches.
     gate_room: float = duration(0.1, least=0.001, most=60.0)
-    # Seconds of work below which clients without credits pass.
-    gate_idle: float = duration(0.005, least=0.001, most=60.0)
+    gate_idle: float = duration(0.005, least=0.001, most=60.0)  # of work; with less, clients without credits pass
     # Publishes under way that a gate always allows: it learns its rate from them.
     gate_floor: int = number(20, least=1, most=1_000_000)
     # Bytes under way at one gate: 5 ms of another worker, 12 ms of a fast disk.

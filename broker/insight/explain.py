@@ -398,6 +398,8 @@ def _signal(name: str, value: float, target: float) -> str:
     """What the signal *name* measures, at *value* times its target."""
     signal = SIGNALS.get(name)
     words = f"{place(name)} takes longer than without load" if signal is None else signal.words
+    if signal is not None and signal.counted:
+        return f"{words}, {_count(round(value * target), signal.counted)} a short time ago"
     amount = f"{100 * value * target:.0f} %" if signal is not None and signal.share else span(value * target)
     return f"{words}, {amount}, which is {value:.2g} times the target"
 

@@ -197,6 +197,7 @@ class Signal(NamedTuple):
     words: str
     setting: str  # of its target
     share: bool  # its value is a share of a limit, else a time
+    counted: str = ""  # its value is a number of these, such as "node"
 
 
 SIGNALS: Final = {
@@ -205,6 +206,7 @@ SIGNALS: Final = {
     "memory": Signal("the memory is nearly used up", "overload.memory_percent", True),
     "redis": Signal("the memory of Redis is nearly used up", "overload.redis_percent", True),
     "connect": Signal("CONNECTs wait too long for their turn", "overload.connect_delay", False),
+    "topology": Signal("nodes have joined or left the cluster", "overload.topology", False, "node"),
     "backbone": Signal("publishes wait too long in the inbound backbone", "overload.backbone_lag", False),
 }
 GATE_SETTING: Final = "overload.gate_delay"  # of the signals that are named after a gate

@@ -7,6 +7,14 @@
 #
 # Impossible values are not believed: NaN is not a measurement, less than 0 counts as 0, and a signal that was not
 # measured for a second counts as 0.
+#
+# Two kinds of signals move a level of their own, which ends below 10; the level of the worker is the highest of all:
+# - The delay of a gate of another node's worker, up to BY_OTHER_NODES. That worker reports its own overload. If it
+#   reports nothing it is dead, suspended or cut off: then less traffic of all clients helps nobody. Who publishes for
+#   it waits at its gate. A quarter of the credits makes its heaviest publishers yield to the others, and throttles
+#   nobody who does without it.
+# - A change of the cluster, up to BY_TOPOLOGY: it brings work (synchronisation, adopted sessions, clients that connect
+#   again) before this work shows as a delay. Half of the credits throttle no client below 125 000 a second.
 import math
 from typing import Final
 
@@ -14,9 +22,19 @@ from broker.config.schema import Overload
 
 STEP: Final = 0.1  # seconds from one step of a level to the next
 HIGHEST: Final = 10.0
+BY_OTHER_NODES: Final = 2.0
+BY_TOPOLOGY: Final = 1.0
+NODES: Final = (
+    0.5  # target of the signal of topology: a single node is twice that, so that its level is 1 within 400 ms
+)
 WORST: Final = 100.0  # targets; a larger value counts as this, so that differences stay finite
 STALE: Final = 1.0  # seconds after which a measurement or a report does not count any more
 EVER_BEFORE: Final = -1e18
+
+
+def node_of(resource: str) -> str:
+    """The node of a worker or of what a worker has, such as "n1" of "n1/0 store"; "": *resource* is of no worker."""
+    return resource.rpartition("/")[0]
 
 
 def without_gate(worker: str) -> tuple[str, str]:
@@ -83,15 +101,27 @@ class Resources:
         return [name for name, bit in self._bits.items() if bit & bits]
 
 
+class WorstSignal:
+    """The worst of the signals that raise the level to at most *highest*."""
+
+    def __init__(self, highest: float) -> None:
+        self.highest = highest
+        self.value = 0.0  # targets
+        self.name = ""  # "" while all are 0
+
+
 class Signal:
     """One measurement in units of its target."""
 
-    def __init__(self, name: str, target: float, resource: str) -> None:
-        """*resource*: contended while the signal is high; "" if no publish needs it."""
+    def __init__(self, name: str, target: float, resource: str, worst: WorstSignal) -> None:
+        """*resource*: contended while the signal is high; "" if no publish needs it. *worst*: of the signals of its
+        kind.
+        """
         if not 0.0 < target < math.inf:
             raise ValueError(f"the target of {name} must be above 0, not {target}")
         self.name = name
         self.resource = resource
+        self.worst: Final = worst
         self.contended = False
         self.since = 0.0  # when `contended` became true
         self.value = 0.0  # targets
@@ -125,11 +155,16 @@ class Signal:
 
 
 class Signals:
-    """The signals of a worker: five of its own, and one for each gate."""
+    """The signals of a worker: five of its own, one of the cluster, and one for each gate."""
 
     def __init__(self, settings: Overload, here: str) -> None:
         """*here*: the resource that is this worker itself; every publish to its clients needs it, and its memory."""
         memory, outbound = without_gate(here)
+        self.node = node_of(here)  # gates of workers of other nodes raise the level less; "": there are no others
+        self._ordinary = WorstSignal(HIGHEST)
+        self._other_nodes = WorstSignal(BY_OTHER_NODES)
+        self._topology = WorstSignal(BY_TOPOLOGY)
+        self.kinds: Final = (self._ordinary, self._other_nodes, self._topology)
         self._here = (here, memory, outbound)
         self._above = settings.contended_from
         self._below = settings.contended_until
@@ -141,6 +176,8 @@ class Signals:
         redis = store_memory_of(here)
         self.redis = self.add("redis", settings.redis_percent / 100, redis)  # share of its maxmemory
         self.connect = self.add("connect", settings.connect_delay, "")  # seconds that the oldest CONNECT has waited
+        # Nodes that have joined or left lately.
+        self.topology = self._add(Signal("topology", NODES, "", self._topology))
         self.worst = 0.0  # targets, at the last look
         self.worst_name = ""  # the name of the worst signal; "" while all are 0
         self.worst_here = 0.0  # targets: the worst signal of this worker itself
@@ -148,7 +185,10 @@ class Signals:
 
     def add_gate(self, resource: str) -> Signal:
         """The signal of a gate, which has the name of its resource: seconds of delay beyond L0."""
-        return self.add(resource, self._gate_delay, resource)
+        node = node_of(resource)
+        near = not node or not self.node or node == self.node
+        worst = self._ordinary if near else self._other_nodes
+        return self._add(Signal(resource, self._gate_delay, resource, worst))
 
     def named(self, name: str) -> Signal:
         """The signal of that name; KeyError."""
@@ -164,16 +204,24 @@ class Signals:
         self.worst = 0.0
         self.worst_name = ""
         self.worst_here = 0.0
+        for kind in self.kinds:
+            kind.value = 0.0
+            kind.name = ""
         contended = set()
         for signal in self._all.values():
             signal.look(now, self._above, self._below)
-            if signal.value > self.worst:
-                self.worst = signal.value
-                self.worst_name = signal.name
+            worst = signal.worst
+            if signal.value > worst.value:
+                worst.value = signal.value
+                worst.name = signal.name
             if signal.value > self.worst_here and signal.resource in self._here:
                 self.worst_here = signal.value
             if signal.contended and signal.resource:
                 contended.add(signal.resource)
+        for kind in self.kinds:
+            if kind.value > self.worst:
+                self.worst = kind.value
+                self.worst_name = kind.name
         self.contended = tuple(sorted(contended))
 
     def contending(self, resource: str) -> list[Signal]:
@@ -201,14 +249,18 @@ class Signals:
 
     def add(self, name: str, target: float, resource: str) -> Signal:
         """A further signal, which is measured by whoever adds it; see `Signal`."""
-        signal = self._all[name] = Signal(name, target, resource)
+        return self._add(Signal(name, target, resource, self._ordinary))
+
+    def _add(self, signal: Signal) -> Signal:
+        self._all[signal.name] = signal
         return signal
 
 
 class Level:
-    """The level of a worker. `step()` is to be called every 100 ms."""
+    """The level that signals of one kind raise. `step()` is to be called every 100 ms."""
 
-    def __init__(self, settings: Overload) -> None:
+    def __init__(self, settings: Overload, highest: float = HIGHEST) -> None:
+        self._highest = highest
         self._position_gain = settings.position_gain
         self._trend_gain = settings.trend_gain
         self._before = 0.0  # the worst signal at the last step
@@ -222,9 +274,31 @@ class Level:
         position = max(-1.0, min(4.0, worst - 1.0))
         trend = max(-3.0, min(3.0, worst - self._before))
         self._before = worst
-        self.value = min(HIGHEST, max(0.0, self.value + self._position_gain * position + self._trend_gain * trend))
+        self.value = min(
+            self._highest, max(0.0, self.value + self._position_gain * position + self._trend_gain * trend)
+        )
         if not self.value:
             self.cause = ""
+        return self.value
+
+
+class WorkerLevel:
+    """The level of a worker: the highest that the signals of any kind raise."""
+
+    def __init__(self, settings: Overload, signals: Signals) -> None:
+        self._kinds: Final = [(kind, Level(settings, kind.highest)) for kind in signals.kinds]
+        self.value = 0.0
+        self.cause = ""  # see `Level`
+
+    def step(self) -> float:
+        """Move the level by one step of 100 ms, as the signals were at the last look, and return it."""
+        self.value = 0.0
+        self.cause = ""
+        for kind, level in self._kinds:
+            level.step(kind.value, kind.name)
+            if level.value > self.value:
+                self.value = level.value
+                self.cause = level.cause
         return self.value
 
     @property

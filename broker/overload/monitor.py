@@ -9,7 +9,7 @@ from broker.config.schema import Overload
 from broker.log import Log
 from broker.metrics.overload_figures import OverloadFigures
 from broker.overload.connects import Connects
-from broker.overload.level import STEP, Level
+from broker.overload.level import STEP, Level, WorkerLevel
 from broker.overload.protection import Protection
 
 PROTECTION_OFF: Final = "credits throttle no client; gates, which bound memory, and quotas still do"
@@ -43,7 +43,7 @@ class OverloadMonitor:
         share of the outbound budget and of the memory limit. *redis*: that of the memory of Redis, 0.0 if it is not
         known or of no interest. *tell*: sends a report to all workers.
         """
-        self.level = Level(settings)
+        self.level = WorkerLevel(settings, protection.signals)
         self._local = Level(settings)  # by the signals of this worker alone, which are all that a CONNECT needs
         self._settings = settings
         self._protection = protection
@@ -75,10 +75,11 @@ class OverloadMonitor:
         signals.memory.measure(self._memory(), now)
         signals.redis.measure(self._redis(), now)
         signals.connect.measure(self._connects.oldest(now), now)
+        signals.topology.measure(protection.topology.recent(now), now)
         protection.throttle.measure_gates(now)
         self._inject(now)
         signals.look(now)
-        self.level.step(signals.worst, signals.worst_name)
+        self.level.step()
         if recorder is not None:
             recorder.measured(signals, protection.resources, now)
         self._local.step(signals.worst_here)

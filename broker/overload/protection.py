@@ -32,6 +32,7 @@ from broker.overload.quotas.overrides import Limit
 from broker.overload.quotas.quotas import Quotas
 from broker.overload.reports import Reports
 from broker.overload.throttle import Throttle
+from broker.overload.topology import Topology
 from broker.overload.trace.recorder import TraceRecorder
 from broker.reasons import DropReason, PauseReason
 from broker.worker_id import WorkerId
@@ -74,6 +75,7 @@ class Protection:
         self.resources = Resources()
         resource = str(worker)
         self.signals = Signals(settings, resource)
+        self.topology = Topology(settings.topology)
         self.reports = Reports(worker, self.resources)
         self._settings = settings
         self._here = self.resources.bit(resource)  # as bits: every publish needs the worker that it enters

@@ -16,7 +16,7 @@ from typing import Final, cast
 
 import msgpack
 
-from broker.overload.level import HIGHEST, STALE, STEP, Level, Resources, Signals
+from broker.overload.level import HIGHEST, STALE, STEP, Resources, Signals, WorkerLevel
 from broker.reasons import ReportFailure
 from broker.worker_id import WorkerId
 
@@ -109,7 +109,7 @@ class Reports:
         self.cause_worker = worker
         self.ignored: dict[str, int] = dict.fromkeys([reason.label for reason in ReportFailure], 0)
 
-    def due(self, level: Level, signals: Signals, now: float) -> bool:
+    def due(self, level: WorkerLevel, signals: Signals, now: float) -> bool:
         """Whether a report of this worker is to be sent: what others see has changed, or the last report is old."""
         shown = level.shown
         if shown != self._sent_level or signals.contended != self._sent_contended:
@@ -124,7 +124,7 @@ class Reports:
             return STEP
         return min(SPARSEST, STEP * max(1.0, (len(self.known(now)) + 1) / CROWD))
 
-    def own(self, level: Level, signals: Signals, now: float) -> Report:
+    def own(self, level: WorkerLevel, signals: Signals, now: float) -> Report:
         """The report of this worker, which is sent now."""
         self._sequence += 1
         self._sent = now
@@ -165,7 +165,7 @@ class Reports:
             self._received.popitem(last=False)
         return True
 
-    def refresh(self, level: Level, signals: Signals, now: float) -> None:
+    def refresh(self, level: WorkerLevel, signals: Signals, now: float) -> None:
         """Find what is in force: from this worker's state, and from the reports of the last second."""
         self.level = self.node_level = level.value
         self.cause, self.value = level.cause, signals.value(level.cause)

@@ -528,6 +528,15 @@ def test_a_level_that_the_backbone_raises_is_told() -> None:
     assert "dispatching from the inbound backbone of node weir" == place(backbone_lag_of("weir"))
 
 
+@pytest.mark.parametrize(("value", "nodes"), [(2.0, "1 node"), (6.0, "3 nodes")])
+def test_a_level_that_a_change_of_the_cluster_raises_is_told(value: float, nodes: str) -> None:
+    """An operator would look for load that is not there."""
+    level = {**OVERLOADED, "level": 1.0, "cause": "topology", "value": value, "target": 0.5}
+    told = said(facts(level=level))
+
+    assert f"nodes have joined or left the cluster, {nodes} a short time ago (overload.topology)." in told
+
+
 def test_the_facts_of_a_node_have_the_worst_of_its_backbone() -> None:
     """The worker of a client may dispatch nothing itself."""
     found = together([facts(backbone={**BEHIND, "lag": 0.0}), away(backbone=BEHIND)], [])

@@ -31,7 +31,7 @@ def test_a_calm_worker_says_that_it_is(brokers: Brokers) -> None:
     told = snapshot_of(broker)
 
     assert (0.0, "", 0.0, "") == (told["level"], told["cause"], told["cluster"]["level"], told["cluster"]["cause"])
-    assert {"lag", "outbound", "memory", "redis", "connect"} == {one["name"] for one in told["signals"]}
+    assert {"lag", "outbound", "memory", "redis", "connect", "topology"} == {one["name"] for one in told["signals"]}
     assert all(one["contended_s"] is None and one["injected_s"] is None for one in told["signals"])
     assert ({}, 0, []) == (told["held"], told["connects"]["waiting"], told["reports"]["heard"])
 

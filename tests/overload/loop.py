@@ -9,7 +9,7 @@ from broker.config.schema import Overload
 from broker.overload.admit import ACCEPT, NOT_WAITING, PAUSE, Publish, admit
 from broker.overload.credits import Account, Accounts, Ledger
 from broker.overload.gate import Gate
-from broker.overload.level import Level, Resources, Signal, Signals
+from broker.overload.level import Resources, Signal, Signals, WorkerLevel
 from broker.overload.wait_list import WaitList
 
 STEP = 0.01  # seconds
@@ -99,7 +99,7 @@ class Worker:
         self.accounts = Accounts(self.settings, self.ledger)
         self.resources = Resources()
         self.signals = Signals(self.settings, self.name)
-        self.level = Level(self.settings)
+        self.level = WorkerLevel(self.settings, self.signals)
         self.guarded: list[Guarded] = []
         self.clients: list[Client] = []
         self.contended = 0
@@ -132,7 +132,7 @@ class Worker:
             lies = self.lie is not None and position == 0
             one.signal.measure(self.lie if lies and self.lie is not None else one.gate.delay(now), now)
         self.signals.look(now)
-        self.level.step(self.signals.worst)
+        self.level.step()
 
     def apply(self, level: float, contended: tuple[str, ...], now: float) -> None:
         """*level* and what is contended, of the whole cluster, are in force."""

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.config.schema import Overload
-from broker.overload.level import STEP, Level, Resources, Signals
+from broker.overload.level import STEP, Level, Resources, Signals, WorkerLevel
 
 SETTINGS = Overload()
 
@@ -27,7 +27,6 @@ def test_the_level_moves_as_written(worst: list[float]) -> None:
         before = value
         assert expected == pytest.approx(level.step(value), abs=1e-9)
         assert 0.0 <= level.value <= 10.0
-        assert math.ceil(level.value) == level.shown
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True)))
@@ -82,7 +81,7 @@ def test_the_worst_signal_in_units_of_its_target_is_the_cause() -> None:
     store.measure(0.1, 0.0)
 
     assert (2.0, "store") == (looked(signals, 0.0).worst, signals.worst_name)
-    others = {"lag": 0.0, "outbound": 0.0, "redis": 0.0}
+    others = {"lag": 0.0, "outbound": 0.0, "redis": 0.0, "topology": 0.0}
     assert {**others, "memory": 1.0, "connect": 0.5, "store": 2.0} == signals.values()
     signals.remove(store)
     assert (1.0, "memory") == (looked(signals, 0.0).worst, signals.worst_name)
@@ -131,6 +130,47 @@ def test_what_others_are_at_says_nothing_of_this_worker() -> None:
     signals.lag.measure(0.1, 0.0)
 
     assert (100.0, 2.0) == (looked(signals, 0.0).worst, signals.worst_here)
+
+
+def levels(signals: Signals, level: WorkerLevel, seconds: float, measured: dict[str, float]) -> list[float]:
+    """The levels of so many *seconds*, in each of which the signals *measured* have these values."""
+    found = []
+    for step in range(round(seconds / STEP)):
+        for name, value in measured.items():
+            signals.named(name).measure(value, step * STEP)
+        signals.look(step * STEP)
+        level.step()
+        found.append(level.value)
+    return found
+
+
+@pytest.mark.parametrize("part", ["", " store", " log"])
+def test_a_worker_of_another_node_that_answers_nothing_raises_the_level_a_little(part: str) -> None:
+    """A node that dies or is suspended would have all clients of the cluster throttled, and not those that need it."""
+    signals = Signals(SETTINGS, "here/0")
+    level = WorkerLevel(SETTINGS, signals)
+    for name in (f"there/1{part}", f"here/1{part}"):
+        signals.add_gate(name)
+
+    assert 2.0 == levels(signals, level, 10.0, {f"there/1{part}": 10.0})[-1]
+    assert (f"there/1{part}", 2, (f"there/1{part}",)) == (level.cause, level.shown, signals.contended)
+    assert f"there/1{part}" == signals.worst_name
+    assert 10.0 == levels(signals, level, 10.0, {f"there/1{part}": 10.0, f"here/1{part}": 10.0})[-1]
+    assert f"here/1{part}" == level.cause
+    falling = levels(signals, level, 20.0, {f"there/1{part}": 0.0, f"here/1{part}": 0.0})
+    assert (0.0, "", 0) == (falling[-1], level.cause, level.shown)
+
+
+def test_a_change_of_the_cluster_counts_for_one_level() -> None:
+    """Each restart of a node would throttle clients of the others; or show nothing of the work that it brings."""
+    signals = Signals(SETTINGS, "here/0")
+    level = WorkerLevel(SETTINGS, signals)
+
+    for nodes in (1, 100):
+        assert pytest.approx(1.0) == levels(signals, level, 0.4, {"topology": nodes})[-1]
+        assert 1.0 == levels(signals, level, 60.0, {"topology": nodes})[-1]
+        assert ("topology", ()) == (level.cause, signals.contended)
+        assert 0.0 == levels(signals, level, 1.0, {"topology": 0.0})[-1]
 
 
 def test_a_resource_is_contended_from_its_target_until_well_below() -> None:

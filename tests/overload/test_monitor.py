@@ -58,6 +58,37 @@ def test_a_level_is_told_and_logged_with_its_cause() -> None:
     assert 0 == protected.log.lines[-1]["reached"]
 
 
+def test_a_node_that_answers_nothing_throttles_those_alone_that_publish_for_it() -> None:
+    """With one node suspended, clients of all others would be slow."""
+    protected = Protected(Overload(gate_floor=1))
+    dead, near = protected.gate("far/0"), protected.gate("weir/1")
+    needs, heavy = protected.client("needs"), protected.client("heavy")
+    assert ACCEPT == protected.publish(needs, dead).kind
+    protected.advance(5.0)
+
+    assert 2 == protected.monitor.level.shown
+    assert ("far/0", ("far/0",)) == (protected.monitor.level.cause, protected.protection.signals.contended)
+    assert PauseReason.GATE is protected.publish(needs, dead).reason
+    for _ in range(20):  # each costs what it may have saved
+        assert ACCEPT == protected.publish(heavy, near, cost=int(protected.protection.ledger.cap)).kind
+        near.done(1, 100, 0.001, protected.now)
+
+
+def test_a_node_that_joins_is_told_as_the_cause_for_some_seconds() -> None:
+    """An operator would find a level without a reason, or work without a level."""
+    protected = Protected()
+    client = protected.client("client")
+    protected.protection.topology.changed(1, protected.now)
+    protected.advance(0.5)
+    told = decode(protected.told[-1])
+
+    assert (1.0, "topology", 2.0, ()) == (told.level, told.cause, told.value, told.contended)
+    for _ in range(20):
+        assert ACCEPT == protected.publish(client, cost=int(protected.protection.ledger.cap)).kind
+    protected.advance(Overload().topology + 0.5)
+    assert (0.0, "") == (protected.monitor.level.value, protected.monitor.level.cause)
+
+
 def test_a_test_can_set_a_signal_for_some_time() -> None:
     """The screens could not be shown, and `weir` be tested, without real overload."""
     protected = Protected()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.config.schema import Overload
-from broker.overload.level import Level, Resources, Signals
+from broker.overload.level import Resources, Signals, WorkerLevel
 from broker.overload.reports import MOST_WORKERS, Report, ReportError, Reports, decode
 from broker.worker_id import WorkerId
 
@@ -21,8 +21,8 @@ class Here:
         self.resources = Resources()
         self.store = self.resources.bit("store")
         self.reports = Reports(WorkerId("weir", 0, 1), self.resources)
-        self.level = Level(SETTINGS)
         self.signals = Signals(SETTINGS, "weir/0")
+        self.level = WorkerLevel(SETTINGS, self.signals)
 
     def hear(self, report: Report, now: float = 0.0) -> bool:
         return self.reports.hear(report.encode(), now)
@@ -240,7 +240,7 @@ def test_ours_is_numbered_and_says_what_is() -> None:
     here = Here()
     here.signals.lag.measure(0.1, 0.0)
     here.signals.look(0.0)
-    here.level.step(here.signals.worst, here.signals.worst_name)
+    here.level.step()
     here.level.value = 2.5
 
     first = here.reports.own(here.level, here.signals, 0.0)

@@ -1,15 +1,20 @@
 # Nodes of a cluster that are stopped, killed and suspended, and a Redis that dies: what clients of the others notice.
 import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from broker.insight.explain import explain
+from broker.insight.facts import Facts
 from broker.mqtt.packets import Ack, Disconnect, Publish, Will
 from tests.redis_servers import RunningRedis
+from tests.system import node
 from tests.system.cluster import LASTING, Cluster, send, start
 from tests.system.nodes import Node
 from tests.system.processes import PATIENCE
@@ -21,6 +26,7 @@ SHUTTING_DOWN = 0x8B
 SEND_AGAIN = 0x83  # implementation specific error
 LEASE = 10.0  # seconds of a node's name
 SUSPENDED = 12.0  # seconds: the lease has run out
+SEEN = 4.0  # seconds for which a suspended node is looked at: its lease still runs
 SETTLED = 5.0  # seconds after the lease: until nobody waits for the node any more
 
 
@@ -228,6 +234,46 @@ def test_a_node_that_was_suspended_takes_part_again(cluster: Cluster) -> None:
     assert {b"meanwhile"} >= set(payloads(here.take_until(b"after")))  # it may have been sent again
     b.client("again").publish("topic", b"end", 1)
     assert [[], []] == [client.take_until(b"end") for client in (here, stays)]
+
+
+def levels(*nodes: Node) -> list[dict[str, Any]]:
+    """The level in force, and its cause, at each worker of *nodes*."""
+    return [worker["overload"]["cluster"] for each in nodes for worker in node.ask(each.control, "overload")["workers"]]
+
+
+def test_a_suspended_node_slows_down_those_alone_that_publish_for_it(
+    start_redis: Callable[..., RunningRedis], tmp_path: Path
+) -> None:
+    """One node that hangs would throttle the clients of all others, and nobody could say which node it is."""
+    with start(tmp_path, start_redis(), 3) as cluster:
+        a, b, c = cluster.nodes
+        c.client("there").subscribe("needed", qos=1)
+        b.client("elsewhere").subscribe("other", qos=1)
+        needs = a.client("needs")
+        os.killpg(c.process.pid, signal.SIGSTOP)
+        suspended = time.monotonic()
+        for number in range(100):
+            needs.send(Publish(b"needed", b"%d" % number, 1, packet_id=number + 1))
+        stream = Stream(a, "other")
+        seen: list[dict[str, Any]] = []
+
+        while time.monotonic() < suspended + SEEN:
+            stream.wait_more()
+            seen += levels(a, b)
+        told = " ".join(explain(cast(Facts, node.ask(a.control, "why", client="needs"))))
+        os.killpg(c.process.pid, signal.SIGCONT)
+        stream.end()
+
+        assert {2.0} == {each["level"] for each in seen[-4:]}
+        assert max(each["level"] for each in seen) <= 2.0
+        assert {("n1", True)} == {(each["node"], each["cause"].startswith("n3/")) for each in seen[-4:]}
+        assert re.search("It waits for worker [01] of node n3, which has [0-9]+ publishes", told), told
+        assert re.search("The cause is the signal n3/[01] of worker [01] of node n1: worker [01] of node n3 ", told), (
+            told
+        )
+        assert stream.longest < 1.0
+        for _ in range(100):
+            assert needs.expect(Ack).code == 0
 
 
 def test_a_redis_that_dies_costs_nothing_that_was_acknowledged(cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ from broker.config.schema import Overload
 from broker.overload.admit import ACCEPT, ACCEPTED, PAUSE, UNBOUNDED, Publish, Quotas, Verdict, admit, following, waits
 from broker.overload.credits import Account, Ledger
 from broker.overload.gate import Gate
-from broker.overload.level import Level, Signal, Signals
+from broker.overload.level import Signal, Signals, WorkerLevel
 from broker.overload.trace.records import (
     ACCOUNT,
     BEGIN,
@@ -83,8 +83,8 @@ class Player:
         self.ledger = Ledger(settings, 0.0)
         self.gates: list[Gate] = []
         self.accounts: list[Account] = []
-        self.level = Level(settings)  # of the recording worker itself
         self.signals = Signals(settings, "")
+        self.level = WorkerLevel(settings, self.signals)  # of the recording worker itself
         self.resources: dict[str, int] = {}  # bits, by the name of the signal
         self.others = 0.0  # the highest level that another worker reported at the last step
         self.others_contended = 0
@@ -125,6 +125,7 @@ class Player:
             granted, since, level = fields[2]
             self.ledger.restore(granted, since, level)
             self.about = fields[3]
+            self.signals.node = str(self.about.get("node", ""))
         elif kind != RELEASED:  # RELEASED changes no state
             self._complete(kind, self.gates[fields[1]], fields)
         return None
@@ -145,7 +146,7 @@ class Player:
         for signal, value in zip(self._signals, values, strict=True):
             signal.measure(value, self.now)
         self.signals.look(self.now)
-        self.level.step(self.signals.worst, self.signals.worst_name)
+        self.level.step()
 
     def _complete(self, kind: int, gate: Gate, fields: list[Any]) -> None:
         if kind == DONE:
