@@ -123,11 +123,21 @@ class Batch:
 
 
 class Gate:
-    def __init__(self, settings: Overload, resource: str, bit: int, now: float, further: int = 0) -> None:
+    def __init__(
+        self,
+        settings: Overload,
+        resource: str,
+        bit: int,
+        now: float,
+        further: int = 0,
+        busy: "dict[Gate, None] | None" = None,
+    ) -> None:
         """The gate of *resource*, which is *bit* in sets of resources; "" and 0 for a gate that no publish needs.
 
         *further*: the resources, as bits, that a publish for this gate needs and that the gate does not measure.
+        *busy*: gets the gate when something is under way to its resource.
         """
+        self._busy = busy
         self._floor = settings.gate_floor
         self._room = settings.gate_room
         self._idle = settings.gate_idle
@@ -215,6 +225,8 @@ class Gate:
         """*n* publishes of *size* bytes together have passed and are under way."""
         if self.count == 0:
             self._rate.begin(now)
+            if self._busy is not None:
+                self._busy[self] = None
         self.taken += n
         self.taken_bytes += size
         self.count += n

@@ -106,6 +106,7 @@ class WorstSignal:
 
     def __init__(self, highest: float) -> None:
         self.highest = highest
+        self.raised: dict[Signal, None] = {}  # those above 0, or contended: the others need not be looked at
         self.value = 0.0  # targets
         self.name = ""  # "" while all are 0
 
@@ -141,6 +142,8 @@ class Signal:
             value = 0.0
         self.measured = value
         self.value = min(WORST, value / self.target)
+        if value > 0.0:
+            self.worst.raised[self] = None
 
     def look(self, now: float, above: float, below: float) -> None:
         """Update `contended`: true from *above* targets, false again under *below*. An old measurement counts as 0."""
@@ -170,6 +173,7 @@ class Signals:
         self._below = settings.contended_until
         self._gate_delay = settings.gate_delay
         self._all: dict[str, Signal] = {}
+        self._near: dict[str, Signal] = {}  # of them, those that are not of gates of other nodes' workers
         self.lag = self.add("lag", settings.lag, here)  # seconds that the oldest ready socket has waited
         self.outbound = self.add("outbound", settings.outbound_percent / 100, outbound)  # share of the budget
         self.memory = self.add("memory", settings.memory_percent / 100, memory)  # share of the limit
@@ -196,29 +200,34 @@ class Signals:
 
     def remove(self, signal: Signal) -> None:
         """Remove *signal*, unless another signal of the same name has replaced it."""
+        signal.worst.raised.pop(signal, None)
         if self._all.get(signal.name) is signal:
             del self._all[signal.name]
+            self._near.pop(signal.name, None)
 
     def look(self, now: float) -> None:
         """Find the worst signal and the contended resources. To be called before each step of the level."""
         self.worst = 0.0
         self.worst_name = ""
         self.worst_here = 0.0
+        contended: set[str] = set()
         for kind in self.kinds:
             kind.value = 0.0
             kind.name = ""
-        contended = set()
-        for signal in self._all.values():
-            signal.look(now, self._above, self._below)
-            worst = signal.worst
-            if signal.value > worst.value:
-                worst.value = signal.value
-                worst.name = signal.name
-            if signal.value > self.worst_here and signal.resource in self._here:
-                self.worst_here = signal.value
-            if signal.contended and signal.resource:
-                contended.add(signal.resource)
-        for kind in self.kinds:
+            for signal in list(kind.raised):
+                if self._all.get(signal.name) is not signal:  # another one has replaced it
+                    del kind.raised[signal]
+                    continue
+                signal.look(now, self._above, self._below)
+                if signal.value > kind.value:
+                    kind.value = signal.value
+                    kind.name = signal.name
+                if signal.value > self.worst_here and signal.resource in self._here:
+                    self.worst_here = signal.value
+                if signal.contended and signal.resource:
+                    contended.add(signal.resource)
+                if signal.value == 0.0 and not signal.contended:
+                    del kind.raised[signal]
             if kind.value > self.worst:
                 self.worst = kind.value
                 self.worst_name = kind.name
@@ -247,12 +256,23 @@ class Signals:
         """Each signal in units of its target."""
         return {signal.name: signal.value for signal in self._all.values()}
 
+    def telling(self) -> dict[str, float]:
+        """Those of `values()` that tell something: of gates of other nodes' workers, which may be a thousand, those
+        above 0.
+        """
+        found = {signal.name: signal.value for signal in self._near.values()}
+        for signal in self._other_nodes.raised:
+            found[signal.name] = signal.value
+        return found
+
     def add(self, name: str, target: float, resource: str) -> Signal:
         """A further signal, which is measured by whoever adds it; see `Signal`."""
         return self._add(Signal(name, target, resource, self._ordinary))
 
     def _add(self, signal: Signal) -> Signal:
         self._all[signal.name] = signal
+        if signal.worst is not self._other_nodes:
+            self._near[signal.name] = signal
         return signal
 
 

@@ -146,5 +146,5 @@ class OverloadMonitor:
             average_credits=average,
             throttled=protection.throttle.waiting(),
             cause=self.level.cause,
-            signals=protection.signals.values(),
+            signals=protection.signals.telling(),
         )

@@ -53,13 +53,16 @@ class Throttle:
         self._recorder = recorder
         self._soon = soon
         self._queues: dict[Gate, GateQueue] = {}
+        # A worker of 200 nodes has a thousand gates, few of which are in use at one time: nothing looks at all of them.
+        self.busy: Final[dict[Gate, None]] = {}  # gates to whose resources something is, or was lately, under way
+        self._crowded: dict[Gate, WaitList] = {}  # gates that clients wait for
         self._credits = CreditWaits(settings, ledger)  # clients that wait for credits, and that no gate can help
         self._timed = TimeSlots()  # clients that wait for a quota or for the store, by when that ends
         self._look = inf
 
     def waiting(self) -> int:
         """Clients that wait at a gate or for credits: what HiveMQ calls back-pressure. A quota is none."""
-        return len(self._credits) + sum([len(queue.waiting) for queue in self._queues.values()])
+        return len(self._credits) + sum([len(waiting) for waiting in self._crowded.values()])
 
     # Gates.
 
@@ -70,15 +73,17 @@ class Throttle:
         for one in further:
             needed |= self._resources.bit(one)
         if recorder is None:
-            gate = Gate(settings, resource, bit, now, needed)
+            gate = Gate(settings, resource, bit, now, needed, self.busy)
         else:
-            gate = recorder.gate(settings, resource, bit, now, needed)
+            gate = recorder.gate(settings, resource, bit, now, needed, self.busy)
         self._queues[gate] = GateQueue(WaitList(settings, self._ledger), self._signals.add_gate(resource))
         return gate
 
     def remove_gate(self, gate: Gate, now: float) -> None:
         """The resource of *gate* is gone: resume every client that waits for it."""
         queue = self._queues.pop(gate)
+        self.busy.pop(gate, None)
+        self._crowded.pop(gate, None)
         self._signals.remove(queue.signal)
         for client in queue.waiting.remove_all():
             self.resume(cast(ProtectedClient, client), now)
@@ -89,9 +94,13 @@ class Throttle:
             self._look_by(now)
 
     def measure_gates(self, now: float) -> None:
-        """Take the delay of each gate as its signal."""
-        for gate, queue in self._queues.items():
-            queue.signal.measure(gate.delay(now), now)
+        """Take the delay of each gate as its signal. A gate that nothing is under way to has none."""
+        for gate in list(self.busy):
+            delay, queue = gate.delay(now), self._queues.get(gate)
+            if queue is not None:
+                queue.signal.measure(delay, now)
+            if queue is None or (delay == 0.0 and gate.count == 0):
+                del self.busy[gate]
 
     # Clients.
 
@@ -110,6 +119,7 @@ class Throttle:
         if verdict.gate is not None:
             waiting = self._queues[verdict.gate].waiting
             waiting.add(client, client.account, client.waits_since, verdict.until, now)
+            self._crowded[verdict.gate] = waiting
             verdict.gate.let_in_turns(waiting.queued())
         elif overload:
             self._credits.add(client, client.account, client.waits_since, verdict.until, verdict.needed, now)
@@ -164,14 +174,15 @@ class Throttle:
     def _wake(self, now: float) -> bool:
         """Resume the clients whose time has come; true if others go on waiting."""
         left = False
-        for gate, queue in self._queues.items():
-            waiting = queue.waiting
+        for gate, waiting in list(self._crowded.items()):
             if len(waiting):
                 woken = of_gate(waiting, gate, now)
                 turn = give_turns(waiting, gate, len(woken))
                 for client in woken:
                     self.resume(cast(ProtectedClient, client), now, turn)
                 left = left or len(waiting) > 0
+            if not len(waiting):
+                self._crowded.pop(gate, None)
         if len(self._credits):
             for client in self._credits.take(self._reports.contended, now):
                 self.resume(cast(ProtectedClient, client), now)

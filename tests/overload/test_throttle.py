@@ -272,3 +272,51 @@ def test_a_client_without_credits_waits_only_while_its_gate_is_busy() -> None:
 
     assert not passing(protected, client, gate)
     assert protected.reading(other)
+
+
+def test_only_gates_in_use_are_looked_at() -> None:
+    """A worker has three gates for each other one of the cluster: an idle one of 200 nodes would look at thousands."""
+    protected = Protected()
+    throttle, signals = protected.throttle, protected.protection.signals
+    gates = [protected.gate(f"far/{number}") for number in range(100)]
+    protected.advance(1.0)
+    assert (0, 0) == (len(throttle.busy), sum(len(kind.raised) for kind in signals.kinds))
+
+    gates[7].take(1, 100, protected.now)
+    protected.advance(0.2)
+    assert [gates[7]] == list(throttle.busy)
+    assert {"far/7"} == {signal.name for kind in signals.kinds for signal in kind.raised}
+    gates[7].done(1, 100, 0.2, protected.now)
+    protected.advance(1.0)
+
+    assert (0, 0) == (len(throttle.busy), sum(len(kind.raised) for kind in signals.kinds))
+    assert 0.0 == signals.value("far/7")
+    assert len(gates) + len(signals.telling()) == len(signals.values())
+
+
+def test_a_gate_that_is_gone_may_be_taken_once_more() -> None:
+    """A publish that was judged before its receiver's worker died would end this one."""
+    protected = Protected()
+    gate = protected.gate("far/1")
+    protected.throttle.remove_gate(gate, protected.now)
+    gate.take(1, 100, protected.now)
+    protected.advance(0.2)
+
+    assert [] == list(protected.throttle.busy)
+    assert "far/1" not in protected.protection.signals.values()
+
+
+def test_a_gate_that_nobody_waits_for_any_more_is_left_alone() -> None:
+    """Each look at those who wait, a hundred a second, would go by all gates."""
+    protected = Protected(Overload(gate_floor=1))
+    gates = [protected.gate(f"far/{number}") for number in range(3)]
+    client = protected.client("client")
+    gates[1].take(1, 100, protected.now)
+    assert PAUSE == protected.publish(client, gates[1]).kind
+    assert [gates[1]] == list(protected.throttle._crowded)
+    gates[1].done(1, 100, 0.01, protected.now)
+    protected.throttle.opened(gates[1], protected.now)
+    protected.advance(0.1)
+
+    assert protected.reading(client)
+    assert [] == list(protected.throttle._crowded)

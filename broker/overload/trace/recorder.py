@@ -137,9 +137,11 @@ class TraceRecorder:
 
     # Gates.
 
-    def gate(self, settings: Overload, resource: str, bit: int, now: float, further: int) -> Gate:
+    def gate(
+        self, settings: Overload, resource: str, bit: int, now: float, further: int, busy: dict[Gate, None]
+    ) -> Gate:
         """A gate whose changes are recorded. (See `Gate`.)"""
-        return TracedGate(settings, resource, bit, now, further, self)
+        return TracedGate(settings, resource, bit, now, further, busy, self)
 
     def about_to(self, now: float) -> TraceWriter | None:
         """Where to record what is about to happen to a gate; None if it need not be recorded."""
@@ -163,9 +165,16 @@ class TracedGate(Gate):
     """A gate that records what happens to it, unless that follows from a recorded decision."""
 
     def __init__(
-        self, settings: Overload, resource: str, bit: int, now: float, further: int, recorder: TraceRecorder
+        self,
+        settings: Overload,
+        resource: str,
+        bit: int,
+        now: float,
+        further: int,
+        busy: dict[Gate, None],
+        recorder: TraceRecorder,
     ) -> None:
-        super().__init__(settings, resource, bit, now, further)
+        super().__init__(settings, resource, bit, now, further, busy)
         self._recorder = recorder
 
     def take(self, n: int, size: int, now: float) -> None:
