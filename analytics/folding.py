@@ -11,9 +11,9 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from analytics import episodes, findings, sequences, windows
+from analytics import episodes, findings, incidents, sequences, windows
 from analytics.episodes import GAP, HORIZON
-from analytics.rows import VERSION, Episode, Findings, Window
+from analytics.rows import VERSION, Episode, Findings, Incident, Window
 from analytics.second import Second
 
 AHEAD: Final = 10  # seconds
@@ -29,6 +29,7 @@ class Folded:
     state: State
     windows: list[Window]
     episodes: list[Episode]  # an episode with state "merged" is to be deleted
+    incidents: list[Incident]  # likewise
     findings: Findings
     late: int  # seconds that were ignored: late, or of more than WORKERS workers
 
@@ -42,6 +43,7 @@ def begin() -> State:
         "sequences": {},
         "windows": windows.begin(),
         "episodes": episodes.begin(),
+        "incidents": incidents.begin(),
         "findings": findings.begin(),
     }
 
@@ -57,7 +59,9 @@ def fold(state: State, seconds: list[Second], now: float) -> Folded:
     window_state, changed_windows = windows.fold(state["windows"], fresh, rolled_to)
     # Without seconds there is no time of the nodes, and *now* decides which episodes have ended.
     current = newest if seconds else max(newest, int(now) - HORIZON)
-    episode_state, changed_episodes = episodes.fold(state["episodes"], fresh, holes, current, rolled_to)
+    episode_state, changed_episodes, settled = episodes.fold(state["episodes"], fresh, holes, current, rolled_to)
+    live = [*episode_state["told"].values()]
+    incident_state, changed_incidents = incidents.fold(state["incidents"], live, settled)
     finding_state, found = findings.fold(state["findings"], fresh, episode_state["moments"], newest)
     return Folded(
         state={
@@ -67,10 +71,12 @@ def fold(state: State, seconds: list[Second], now: float) -> Folded:
             "sequences": known,
             "windows": window_state,
             "episodes": episode_state,
+            "incidents": incident_state,
             "findings": finding_state,
         },
         windows=changed_windows,
         episodes=changed_episodes,
+        incidents=changed_incidents,
         findings=found,
         late=late,
     )
@@ -82,9 +88,10 @@ def _fresh(known: sequences.Sequences, seconds: list[Second], rolled_to: int, la
     late = 0
     for second in sorted(seconds, key=_order):
         at = min(second["second"], latest)
-        if at <= rolled_to or (second["boot"] not in known and len(known) >= WORKERS):
+        run = sequences.run_of(second["node"], second["boot"])
+        if at <= rolled_to or (run not in known and len(known) >= WORKERS):
             late += 1
-        elif sequences.mark(known, second["boot"], second["sequence"], at):
+        elif sequences.mark(known, run, second["sequence"], at):
             fresh.append(second if at == second["second"] else Second(**{**second, "second": at}))
     return fresh, late
 

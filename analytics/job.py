@@ -224,7 +224,7 @@ class Job:
                 "lost": counts["gone"],
                 "clocks": _clocks(found.column("skew").to_pylist(), bodies, made),
             }
-            sink.write(folded.windows, folded.episodes, folded.findings, status)
+            sink.write(folded.windows, folded.episodes, folded.incidents, folded.findings, status)
             self._status = status
         read = {"expected": planned.entries, "now": now, "newest": newest}
         self._checkpoint.save(batch, {"fold": folded.state, "counts": counts, **read})

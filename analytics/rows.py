@@ -4,7 +4,7 @@
 # nodes. Counters count within the span of their row, so that rows can be added up.
 from typing import Final, Literal, TypedDict
 
-VERSION: Final = 2  # of the rows and of the checkpoint; a job refuses a checkpoint of another version
+VERSION: Final = 3  # of the rows and of the checkpoint; a job refuses a checkpoint of another version
 SPANS: Final = (1, 10, 60)  # seconds of the windows
 
 
@@ -54,31 +54,68 @@ class Share(TypedDict):
     share: float  # 0 to 1, of the cost of the overloaded workers in the episode
 
 
-class Episode(TypedDict):
-    """An overload of the cluster. episodes.py defines when an episode starts and ends."""
+class Slowed(TypedDict):
+    """A node whose clients were throttled because of an overload."""
 
-    id: str  # its first second; never ""; the same in every version of the episode
+    node: str  # "": nodes beyond those that the analysis has room for
+    throttled_most: int  # the maximum of clients throttled at the same time
+    paused_ms: int  # by overload protection, summed over clients
+
+
+class Overload(TypedDict):
+    """What episodes and incidents have in common."""
+
+    id: str  # its first second and resource; never ""; the same in every version of the row
     start: float
-    end: float | None  # the end of its last second; None: the episode is open
-    state: Literal["open", "closed", "merged"]  # merged: it is part of an earlier episode; readers delete it
+    end: float | None  # the end of its last second; None: it is open
+    state: Literal["open", "closed", "merged"]  # merged: readers delete it, a late record made it part of another one
     peak: int  # the highest level
     peak_at: float
     cause: str  # the signal with the greatest sum of level times seconds; "connects": more CONNECTs than are accepted
     cause_worker: str  # "NODE/NUMBER"
-    nodes: list[str]  # with warm seconds
+    weight: int  # of the cause: the sum of level times seconds
+    cost: int  # of the incoming publishes of the overloaded workers
+    nodes: list[str]  # with overloaded workers; at most 256
+    further_nodes: bool  # there were more
+    slowed: list[Slowed]  # at most 10, the longest throttled first
+    slowed_nodes: int  # of which there are so many
     culprits: list[Share]  # at most 5 clients, the most costly first
-    clients: list[Hitter]
+    clients: list[Hitter]  # at most 10, of the affected nodes
     topics: list[Hitter]
     throttled: list[Hitter]  # at most 10 clients, the longest throttled first
-    throttled_most: int  # the maximum of clients throttled at the same time
+    throttled_most: int  # clients throttled at the same time, at most
     paused_ms: int
     dropped: dict[str, int]
     refused: dict[str, int]
     connects: int  # CONNECT packets received
     connects_refused: int
     lost_seconds: int  # missing records, each of one second of one worker
-    interrupted: bool  # the analysis lost its checkpoint before the episode ended; `end` is the last second it knew
+    interrupted: bool  # the analysis lost its checkpoint before the end; `end` is the last second it knew
     story: list[str]  # sentences for the operator
+
+
+class Episode(Overload):
+    """An overload of a resource. episodes.py defines when an episode starts and ends."""
+
+    resource: str  # see resources.py
+
+
+class Member(TypedDict):
+    """An episode of an incident."""
+
+    id: str
+    resource: str
+    cause: str
+    peak: int
+    start: float
+    end: float | None
+
+
+class Incident(Overload):
+    """Episodes that belong together. incidents.py defines which do."""
+
+    episodes: list[Member]  # at most 20: the highest peaks, in the order of their start
+    episodes_all: int  # of which there are so many
 
 
 class Warning(TypedDict):

@@ -1,6 +1,7 @@
 # The sequence numbers of the records of each boot of a worker: which were received and which are missing.
 #
-# The state: boot -> runs, each [first, last, second of the first, second of the last, reported]: consecutive numbers.
+# The state: "NODE/BOOT" -> runs of consecutive numbers, each [first, last, second of the first, second of the last,
+# reported].
 # Most boots have one run, which grows. A hole between two runs stands for records that were lost or are still to
 # arrive. The missing records are assumed to be of the seconds after the previous run, one each.
 from itertools import pairwise
@@ -16,10 +17,11 @@ FIRST, LAST, SECOND_OF_FIRST, SECOND_OF_LAST, REPORTED = range(5)
 
 
 class Hole:
-    """Missing records, of the seconds from *start* to before *end*."""
+    """Missing records of a worker of *node*, of the seconds from *start* to before *end*."""
 
-    def __init__(self, start: int, end: int, new: bool) -> None:
+    def __init__(self, node: str, start: int, end: int, new: bool) -> None:
         """*new*: the hole was not reported by an earlier fold."""
+        self.node = node
         self.start = start
         self.end = end
         self.new = new
@@ -29,8 +31,16 @@ class Hole:
         return max(0, int(min(end, self.end) - max(start, self.start)))
 
 
+def run_of(node: str, boot: str) -> str:
+    """Return the name of a run of a worker of *node*."""
+    return f"{node}/{boot}"
+
+
 def mark(sequences: Sequences, boot: str, sequence: int, second: int) -> bool:
-    """Add a record and return whether it is new. *sequences* is changed, its runs are replaced."""
+    """Add a record of *boot* (see `run_of`) and return whether it is new.
+
+    *sequences* is changed, its runs are replaced.
+    """
     runs = sequences.get(boot)
     if runs is None:
         sequences[boot] = [[sequence, sequence, second, second, 1]]
@@ -56,7 +66,7 @@ def holes(sequences: Sequences) -> list[Hole]:
             for before, after in pairwise(runs):
                 start = before[SECOND_OF_LAST] + 1
                 end = min(start + after[FIRST] - before[LAST] - 1, max(start, after[SECOND_OF_FIRST]))
-                found.append(Hole(start, end, not after[REPORTED]))
+                found.append(Hole(boot.rpartition("/")[0], start, end, not after[REPORTED]))
             sequences[boot] = [[*run[:REPORTED], 1] for run in runs]
     return found
 

@@ -1,15 +1,15 @@
 # The sinks of a batch: Redis for the dashboard, Parquet for the history.
 #
 # All writes are idempotent, so a batch that is written again after a failure changes nothing:
-# - windows and episodes are fields of hashes, by start and by id;
+# - windows, episodes and incidents are fields of hashes, by start and by id;
 # - an invalid entry is added to its stream under its own id, which Redis accepts once;
 # - a history file is named by the streaming query and its batch, and is written atomically. The batches of a new
 #   checkpoint start at 0 again, under the name of another query: they replace no file, and none is skipped.
-# Everything in Redis is bounded, by KEPT, EPISODES and UNFIT. The history is never deleted; every MERGED files of a day
-# are merged into one, as a day has 80 000 batches.
+# Everything in Redis is bounded, by KEPT, EPISODES, INCIDENTS and UNFIT. The history is never deleted; every MERGED
+# files of a day are merged into one, as a day has 80 000 batches.
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -18,8 +18,8 @@ import pyarrow.compute
 import pyarrow.parquet
 import redis
 
-from analytics.keys import EPISODES, KEPT, UNFIT, AnalyticsKeys
-from analytics.rows import Episode, Findings, Status, Window
+from analytics.keys import EPISODES, INCIDENTS, KEPT, UNFIT, AnalyticsKeys, start_of
+from analytics.rows import Episode, Findings, Incident, Overload, Status, Window
 from analytics.source import id_order
 from analytics.story import story
 from broker.metrics.record import misfit
@@ -35,20 +35,24 @@ class RedisSink:
         self._client = client
         self._keys = AnalyticsKeys(prefix)
 
-    def write(self, windows: list[Window], episodes: list[Episode], findings: Findings, status: Status) -> None:
+    def write(
+        self,
+        windows: list[Window],
+        episodes: list[Episode],
+        incidents: list[Incident],
+        findings: Findings,
+        status: Status,
+    ) -> None:
         """Write the results of a batch. Raises redis.RedisError; the write may have succeeded nevertheless."""
         keys = self._keys
-        stale = self._stale(windows, episodes)
+        stale = self._stale_windows(windows)
+        stale |= self._stale(keys.episodes, episodes, EPISODES) | self._stale(keys.incidents, incidents, INCIDENTS)
         with self._client.pipeline(transaction=True) as pipeline:
             for span in {window["span"] for window in windows}:
                 rows = {str(one["start"]): _json(one) for one in windows if one["span"] == span}
                 pipeline.hset(keys.windows(span), mapping=cast(Any, rows))
-            kept = {one["id"]: _json(one) for one in episodes if one["state"] in ("open", "closed")}
-            if kept:
-                pipeline.hset(keys.episodes, mapping=cast(Any, kept))
-            gone = [one["id"] for one in episodes if one["id"] not in kept]
-            if gone:
-                pipeline.hdel(keys.episodes, *gone)
+            _replace(pipeline, keys.episodes, episodes)
+            _replace(pipeline, keys.incidents, incidents)
             for key, fields in stale.items():
                 pipeline.hdel(key, *fields)
             pipeline.set(keys.findings, _json(findings))
@@ -56,27 +60,25 @@ class RedisSink:
             pipeline.execute()
 
     def close_left_open(self) -> None:
-        """Close the episodes that an analysis with another checkpoint left open. Raises redis.RedisError.
+        """Close the episodes and incidents that an analysis with another checkpoint left open. Raises redis.RedisError.
 
-        Their end is the newest second of that analysis. A new analysis that finds their records replaces them.
+        Their end is the newest second of that analysis. A new analysis that finds their records replaces them. Rows of
+        other versions are removed.
         """
-        found = cast(dict[bytes, bytes], self._client.hgetall(self._keys.episodes))
         status = _parsed(cast(bytes | None, self._client.get(self._keys.status)))
-        closed: dict[str, str] = {}
-        for id, value in found.items():
-            episode = _parsed(value)
-            if episode.get("state") != "open":
-                continue
-            try:
-                last = max(float(episode["peak_at"]) + 1.0, float(status.get("newest", 0.0)))
-                left = Episode(**{**episode, "state": "closed", "end": last, "interrupted": True})  # type: ignore[typeddict-item]
-                left["story"] = story(left)
-            except (KeyError, TypeError, ValueError):  # a row of another version
-                self._client.hdel(self._keys.episodes, id)
-                continue
-            closed[id.decode(errors="replace")] = _json(left)
-        if closed:
-            self._client.hset(self._keys.episodes, mapping=cast(Any, closed))
+        newest = _number(status.get("newest"))
+        for key in (self._keys.episodes, self._keys.incidents):
+            closed: dict[str, str] = {}
+            for id, value in cast(dict[bytes, bytes], self._client.hgetall(key)).items():
+                row = _parsed(value)
+                if row.get("state") == "closed" and "slowed" in row:
+                    continue
+                try:
+                    closed[id.decode(errors="replace")] = _json(_closed(row, newest))
+                except (AttributeError, KeyError, TypeError, ValueError):
+                    self._client.hdel(key, id)
+            if closed:
+                self._client.hset(key, mapping=cast(Any, closed))
 
     def write_status(self, status: Status) -> None:
         """Write the status only. Raises redis.RedisError."""
@@ -93,7 +95,7 @@ class RedisSink:
                 if BAD_ID not in str(error):
                     raise
 
-    def _stale(self, windows: list[Window], episodes: list[Episode]) -> dict[str, list[str]]:
+    def _stale_windows(self, windows: list[Window]) -> dict[str, list[str]]:
         """Return the fields that have expired, by key."""
         found: dict[str, list[str]] = {}
         for span in {window["span"] for window in windows}:
@@ -105,14 +107,39 @@ class RedisSink:
             old = [start.decode() for start in starts if int(start) <= newest - kept]
             if old:
                 found[self._keys.windows(span)] = old
-        if episodes and self._client.hlen(self._keys.episodes) + len(episodes) > EPISODES:
-            written = cast(dict[bytes, bytes], self._client.hgetall(self._keys.episodes))
-            starts_by_id = {id.decode(): float(json.loads(value)["start"]) for id, value in written.items()}
-            starts_by_id |= {one["id"]: one["start"] for one in episodes}
-            by_start = sorted(starts_by_id, key=lambda id: starts_by_id[id])
-            if len(by_start) > EPISODES:
-                found[self._keys.episodes] = by_start[:-EPISODES]
         return found
+
+    def _stale(self, key: str, rows: Sequence[Overload], most: int) -> dict[str, list[str]]:
+        """Return the ids of the oldest of the rows of *key* that would be more than *most* with *rows*."""
+        if not rows or self._client.hlen(key) + len(rows) <= most:
+            return {}
+        written = {id.decode(errors="replace") for id in cast(list[bytes], self._client.hkeys(key))}
+        ids = sorted(written | {one["id"] for one in rows}, key=lambda id: (start_of(id), id))
+        return {key: ids[:-most]} if len(ids) > most else {}
+
+
+def _replace(pipeline: Any, key: str, rows: Sequence[Overload]) -> None:
+    """Write *rows* to the hash *key*, and delete those that were merged into others."""
+    kept = {one["id"]: _json(one) for one in rows if one["state"] != "merged"}
+    if kept:
+        pipeline.hset(key, mapping=kept)
+    gone = [one["id"] for one in rows if one["state"] == "merged"]
+    if gone:
+        pipeline.hdel(key, *gone)
+
+
+def _closed(row: dict[str, Any], newest: float) -> dict[str, Any]:
+    """Return *row*, closed at the second *newest*. AttributeError, KeyError, TypeError, ValueError: it is malformed."""
+    last = max(float(row["peak_at"]) + 1.0, newest)
+    left: Any = {**row, "state": "closed", "end": last, "interrupted": True}
+    if "episodes" in left:
+        left["episodes"] = [{**one, "end": last if one["end"] is None else one["end"]} for one in left["episodes"]]
+    left["story"] = story(left, left.get("episodes", ()), left.get("episodes_all", 0))
+    return cast(dict[str, Any], left)
+
+
+def _number(found: object) -> float:
+    return float(found) if isinstance(found, int | float) else 0.0
 
 
 class History:

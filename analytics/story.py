@@ -1,25 +1,36 @@
-# The story of an episode: sentences for the operator about cause, culprits and effects.
+# The story of an episode or an incident: sentences for the operator about cause, culprits and effects.
 #
 # The story is made from the row alone, so a row that changes gets a new story. All times are UTC; the first sentence
 # says so.
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from analytics.rows import Episode, Hitter
+from analytics import resources
+from analytics.resources import ELSEWHERE, OTHER, resource_of
+from analytics.rows import Hitter, Member, Overload, Slowed
+from broker.insight.explain import place
 from broker.insight.reason_words import SIGNALS, meaning
 
 CONNECTS: Final = "connects"
-MOST: Final = 3  # reasons or clients in a sentence
+MOST: Final = 3  # reasons, clients, nodes or resources in a sentence
 HALF: Final = 0.5  # share of the work that is called most of it
 
 
-def story(episode: Episode) -> list[str]:
-    """Return the sentences, in the order in which an operator asks."""
+def story(episode: Overload, members: Sequence[Member] = (), members_all: int = 0) -> list[str]:
+    """Return the sentences, in the order in which an operator asks.
+
+    *members*: the episodes of an incident, which has *members_all*.
+    """
     sentences = [_what(episode), _how_high(episode)]
+    if members_all > 1:
+        sentences.append(_members(members, members_all))
     if episode["culprits"]:
         sentences.append(_culprits(episode))
     if episode["throttled_most"] or episode["throttled"]:
         sentences.append(_throttled(episode))
+        if episode["slowed_nodes"] > 1:
+            sentences.append(_slowed(episode))
     elif episode["paused_ms"] and episode["cause"] != CONNECTS:
         sentences.append(f"Clients were throttled for {_duration(episode['paused_ms'] / 1000)} in total.")
     if episode["connects"] and (episode["cause"] == CONNECTS or episode["connects_refused"]):
@@ -42,18 +53,24 @@ def story(episode: Episode) -> list[str]:
     return sentences
 
 
-def _what(episode: Episode) -> str:
+def _what(episode: Overload) -> str:
     began = f"At {_clock(episode['start'])} UTC "
     cause, worker = episode["cause"], episode["cause_worker"]
+    if episode["id"].partition(" ")[2] == ELSEWHERE:
+        return f"{began}clients of worker {worker} were throttled because of a worker that has no records here."
     if cause == CONNECTS:
         return f"{began}more clients connected than can be accepted at once; most of them waited at worker {worker}."
     words = (
-        SIGNALS[cause].words if cause in SIGNALS else meaning(cause) or f"worker {cause} was slower than without load"
+        SIGNALS[cause].words if cause in SIGNALS else meaning(cause) or f"{_place(cause)} was slower than without load"
     )
     return f"{began}worker {worker} became overloaded: {words} ({cause})."
 
 
-def _how_high(episode: Episode) -> str:
+def _place(resource: str) -> str:
+    return place(resource) if " " in resource else f"worker {resource}"
+
+
+def _how_high(episode: Overload) -> str:
     end, peak = episode["end"], episode["peak"]
     if end is None:
         duration = "The overload continues"
@@ -61,21 +78,54 @@ def _how_high(episode: Episode) -> str:
         duration = f"The overload ended at {_clock(end)}, after {_duration(end - episode['start'])}"
     if not peak:
         return f"{duration}; the overload level stayed 0."
-    return f"{duration}; the level reached {peak} of 10 at {_clock(episode['peak_at'])}{_where(episode['nodes'])}."
+    return f"{duration}; the level reached {peak} of 10 at {_clock(episode['peak_at'])}{_where(episode)}."
 
 
-def _where(nodes: list[str]) -> str:
-    return f"; {len(nodes)} nodes were affected" if len(nodes) > 1 else ""
+def _where(episode: Overload) -> str:
+    nodes = len(episode["nodes"])
+    more = " and more" if episode["further_nodes"] else ""
+    return f"; {nodes}{more} nodes were affected" if nodes > 1 else ""
 
 
-def _culprits(episode: Episode) -> str:
+def _members(members: Sequence[Member], members_all: int) -> str:
+    """Return a sentence about the resources of an incident: those with the highest peak, and how many more."""
+    worst = sorted(members, key=lambda one: (-one["peak"], one["start"], one["id"]))[:MOST]
+    named = [f"{resources.words(one['resource'])}{_because(one)} reached {one['peak']}" for one in worst]
+    return f"It has {members_all} episodes: {_and_more(named, members_all)}."
+
+
+def _because(member: Member) -> str:
+    """Return the cause of *member* unless its resource says it."""
+    cause = member["cause"]
+    return f" ({cause})" if resource_of("", cause) != member["resource"] or member["resource"] == OTHER else ""
+
+
+def _slowed(episode: Overload) -> str:
+    named = [_slowed_node(one) for one in episode["slowed"][:MOST]]
+    nodes = episode["slowed_nodes"]
+    return f"Clients of {nodes} nodes were throttled, the longest at {_and_more(named, nodes)}."
+
+
+def _slowed_node(one: Slowed) -> str:
+    clients = (
+        f", {_count(one['throttled_most'], 'client', 'clients')} at the same time" if one["throttled_most"] else ""
+    )
+    return f"{one['node'] or 'further nodes'} ({_duration(one['paused_ms'] / 1000)}{clients})"
+
+
+def _and_more(named: list[str], number: int) -> str:
+    left = number - len(named)
+    return _list([*named, f"{_number(left)} more"] if left > 0 else named)
+
+
+def _culprits(episode: Overload) -> str:
     named = [f"{each['name']} ({each['share']:.0%})" for each in episode["culprits"][:MOST]]
     shares = sum(each["share"] for each in episode["culprits"][:MOST])
     part = "Most" if shares > HALF else f"{shares:.0%}"
     return f"{part} of the work of the overloaded workers came from {_list(named)}."
 
 
-def _throttled(episode: Episode) -> str:
+def _throttled(episode: Overload) -> str:
     most = episode["throttled_most"]
     sentence = f"Up to {_count(most, 'client was', 'clients were')} throttled at the same time"
     if not most:
@@ -90,7 +140,7 @@ def _paused(client: Hitter) -> str:
     return f"{client['name']} ({_duration(client['paused_ms'] / 1000)})"
 
 
-def _connects(episode: Episode) -> str:
+def _connects(episode: Overload) -> str:
     arrived, refused = episode["connects"], episode["connects_refused"]
     sentence = f"{_count(arrived, 'CONNECT', 'CONNECTs')} arrived"
     waited = f" and waited for {_duration(episode['paused_ms'] / 1000)} in total"
@@ -99,7 +149,7 @@ def _connects(episode: Episode) -> str:
     return sentence + waited + (f"; {_number(refused)} of them were refused." if refused else "; none was refused.")
 
 
-def _dropped(episode: Episode) -> str:
+def _dropped(episode: Overload) -> str:
     most = _most(episode["dropped"])
     return _list([f"{_number(count)} {label} ({meaning(label) or 'unknown reason'})" for label, count in most])
 

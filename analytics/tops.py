@@ -62,6 +62,12 @@ def cut(tops: Tops, kept: int = KEPT) -> Tops:
     return {name: tops[name] for name in names}
 
 
+def entry_of(hitter: Hitter) -> Entry:
+    """Return the entry of *hitter*, as if all of it had been in one second."""
+    cost, paused = hitter["cost"], hitter["paused_ms"]
+    return [cost, hitter["messages"], hitter["bytes"], paused, hitter["node"], cost + paused]
+
+
 def copied(tops: Tops) -> Tops:
     return {name: entry.copy() for name, entry in tops.items()}
 

@@ -73,7 +73,7 @@ def demo(
         with _Demo(folder) as shown:
             shown.run(part, port)
             if not end:
-                _say("The demo is complete. The dashboard stays open: expand the episodes, click on a client.")
+                _say("The demo is complete. The dashboard stays open: expand the incidents, click on a client.")
                 _say("Ctrl-C stops the demo and removes everything.")
                 signal.pause()
     except KeyboardInterrupt:
@@ -138,7 +138,7 @@ class _Demo:
                 raise KeyboardInterrupt
         except Unreachable as error:
             raise Failed(str(error)) from None
-        self._show_episode(since)
+        self._show_incident(since)
 
     def _storm(self, seconds: float) -> None:
         from cli.storm import storm
@@ -151,14 +151,14 @@ class _Demo:
         _say("   Dashboard: the cause is now connect, no single client is named, and refused clients are counted.")
         since = time.time()
         storm(self._port, seconds, STORM)
-        self._show_episode(since)
+        self._show_incident(since)
 
-    def _show_episode(self, since: float) -> None:
+    def _show_incident(self, since: float) -> None:
         _say("   The load has ended.")
         self._until(self._calm, QUIET, "the level to fall to 0")
         if not self._analysed:
             return
-        found = self._until(lambda: self._episode(since), QUIET, "the analysis to close the episode")
+        found = self._until(lambda: self._incident(since), QUIET, "the analysis to close the incident")
         for sentence in found["story"] if found else ():
             _say(f"   | {sentence}")
 
@@ -172,11 +172,11 @@ class _Demo:
                 return False
         return all("overload" in one and not one["overload"]["level"] for one in status["workers"])
 
-    def _episode(self, since: float) -> Any:
-        """Return the first episode that ended after *since*; None if there is none yet."""
+    def _incident(self, since: float) -> Any:
+        """Return the first incident that ended after *since*; None if there is none yet."""
         from analytics.keys import AnalyticsKeys
 
-        rows = self._ask_redis("HVALS", AnalyticsKeys("weir").episodes) or []
+        rows = self._ask_redis("HVALS", AnalyticsKeys("weir").incidents) or []
         over = [one for one in map(json.loads, rows) if one["state"] == "closed" and one["end"] >= since]
         return min(over, key=_start, default=None)
 
@@ -225,7 +225,7 @@ class _Demo:
 
         wrong = java()
         if wrong:
-            _say(f"No episodes are shown: {wrong}")
+            _say(f"No incidents are shown: {wrong}")
             return
         process = self._start("analysis", "analytics", "run", "--folder", str(self._node.path), "--no-install")
         _say("The analysis starts; Spark needs about 15 s, on a busy machine more.")
@@ -233,9 +233,9 @@ class _Demo:
             self._analysed = True
             _say("The analysis runs.")
         elif process.poll() is None:
-            _say("The demo continues; episodes are shown when the analysis has started.")
+            _say("The demo continues; incidents are shown when the analysis has started.")
         else:
-            _say(f"No episodes are shown, as the analysis does not run: {self._last_line('analysis')}")
+            _say(f"No incidents are shown, as the analysis does not run: {self._last_line('analysis')}")
 
     def _analyses(self) -> bool:
         """Return whether the analysis has read the records of the node until now."""

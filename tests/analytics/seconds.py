@@ -3,7 +3,7 @@ import json
 from typing import Any
 
 from analytics import folding
-from analytics.rows import Episode
+from analytics.rows import Episode, Incident
 from analytics.second import Heavy, Second
 
 T = 1_700_000_000  # a multiple of 10, and 20 s into its minute
@@ -60,6 +60,8 @@ class Fold:
         self.state = folding.begin()
         self.episodes: dict[str, Episode] = {}
         self.told: list[Episode] = []  # of the last batch
+        self.incidents: dict[str, Incident] = {}
+        self.told_incidents: list[Incident] = []  # of the last batch
         self.windows: dict[tuple[int, int], Any] = {}
         self.findings: Any = None
         self.late = 0
@@ -76,6 +78,12 @@ class Fold:
                 del self.episodes[episode["id"]]
             else:
                 self.episodes[episode["id"]] = episode
+        self.told_incidents = folded.incidents
+        for incident in folded.incidents:
+            if incident["state"] == "merged":
+                del self.incidents[incident["id"]]
+            else:
+                self.incidents[incident["id"]] = incident
         for window in folded.windows:
             self.windows[window["span"], window["start"] - T] = window
         self.findings = folded.findings
@@ -83,10 +91,15 @@ class Fold:
         return self
 
     def overloads(self) -> list[tuple[int, int | None]]:
-        """Start and end of each episode, after T."""
-        found = sorted(self.episodes.values(), key=lambda each: each["start"])
+        """Start and end of each incident, after T. One whose id is that of no episode would be a wrong one."""
+        found = sorted(self.incidents.values(), key=lambda each: each["start"])
+        assert self.incidents.keys() <= self.episodes.keys()
         return [(int(each["start"]) - T, None if each["end"] is None else int(each["end"]) - T) for each in found]
 
     def only(self) -> Episode:
         (episode,) = self.episodes.values()
         return episode
+
+    def incident(self) -> Incident:
+        (incident,) = self.incidents.values()
+        return incident

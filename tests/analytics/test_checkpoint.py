@@ -58,7 +58,7 @@ def test_a_checkpoint_is_of_one_version_one_log_and_one_job_at_a_time(tmp_path: 
     with pytest.raises(CheckpointUnusable, match=r"belongs to the log weir:metrics: choose another"):
         Checkpoint(folder, "other:metrics")
     (folder / "VERSION").write_text(json.dumps({"version": 99, "log": "weir:metrics"}))
-    with pytest.raises(CheckpointUnusable, match=r"has version 99, but this analysis needs version 2: remove it, or"):
+    with pytest.raises(CheckpointUnusable, match=r"has version 99, but this analysis needs version 3: remove it, or"):
         Checkpoint(folder, "weir:metrics")
     (folder / "VERSION").write_text("")
     with pytest.raises(CheckpointUnusable, match="has version unknown"):

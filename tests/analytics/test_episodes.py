@@ -1,9 +1,10 @@
 # Episodes: when they begin and end, whatever comes how; and what is told of them.
 import pytest
 
-from analytics.episodes import AMENDED_FOR, GAP, HORIZON, LEAD, NODES
+from analytics.episodes import AMENDED_FOR, GAP, HORIZON, LEAD, NAMES
+from analytics.moments import NODES, RESOURCES
+from analytics.resources import OTHER
 from analytics.second import Second
-from analytics.tops import MOST
 from tests.analytics.seconds import Fold, T, hitter, overloaded, second
 
 
@@ -21,7 +22,8 @@ def test_an_overload_is_one_episode_from_its_first_second_to_the_end_of_its_last
 
     episode = fold.only()
     assert episode == {
-        "id": str(T + 3),
+        "id": f"{T + 3} node a",
+        "resource": "node a",
         "start": T + 3.0,
         "end": T + 8.0,
         "state": "closed",
@@ -29,7 +31,12 @@ def test_an_overload_is_one_episode_from_its_first_second_to_the_end_of_its_last
         "peak_at": T + 5.0,
         "cause": "lag",
         "cause_worker": "a/1",
+        "weight": 27,
+        "cost": 5000,
         "nodes": ["a"],
+        "further_nodes": False,
+        "slowed": [],
+        "slowed_nodes": 0,
         "culprits": [],
         "clients": [],
         "topics": [],
@@ -73,18 +80,68 @@ def test_episodes_that_touch_are_one_and_those_more_than_the_gap_apart_are_two(
     assert found == fold.overloads()
 
 
-def test_overloads_of_two_nodes_that_overlap_are_one_episode_of_both() -> None:
-    """The cluster has one overload: who is on call is called once."""
-    fold = Fold().add(*bad(0, 6, node="a", level=4), *bad(4, 9, node="b", level=8), *calm(9, 30))
+def test_each_node_and_resource_has_its_own_episode() -> None:
+    """It was one for the whole cluster: nobody could tell which node began, and which one only had slow clients."""
+    gate = [overloaded(at, node="c", cause="b/1") for at in range(6)]
+    store = [overloaded(at, worker=2, node="a", cause="a/2 store") for at in range(2, 4)]
+    fold = Fold().add(*bad(0, 6, node="a", level=4), *bad(4, 9, node="b", level=8), *gate, *store)
+    fold.add(*(overloaded(at, worker=3, node=node, cause="redis") for at in range(3, 5) for node in "ab"), *calm(9, 30))
+
+    found = {one["resource"]: (one["start"] - T, one["end"], one["nodes"]) for one in fold.episodes.values()}
+    assert {
+        "node a": (0, T + 6, ["a"]),
+        "node b": (4, T + 9, ["b"]),
+        "b/1": (0, T + 6, ["c"]),
+        "a/2 store": (2, T + 4, ["a"]),
+        "redis": (3, T + 5, ["a", "b"]),
+    } == found
+
+
+def test_who_is_throttled_elsewhere_suffers_from_the_resource_with_the_highest_level() -> None:
+    """The level is in force everywhere: each node would seem to be overloaded, and the one that is be one of many."""
+    held = [hitter("victim", 10, 400)]
+    fold = Fold()
+    for at in range(4):
+        rows = [second(at, node=f"n{one:02}", cluster_level=5, paused={"credits": 400 + one}) for one in range(12)]
+        rows.append(second(at, node="v", cluster_level=5, paused={"credits": 900}, throttled=3, clients=held))
+        fold.add(*rows, overloaded(at, node="b"), overloaded(at, node="a", level=2, cause="memory"))
+    fold.add(*calm(4, 30))
 
     episode = fold.only()
-    assert [(0, 9)] == fold.overloads()
-    assert (["a", "b"], 8, T + 4.0, "b/1") == (
+    assert ("node b", ["b"], 13, 10) == (
+        episode["resource"],
         episode["nodes"],
-        episode["peak"],
-        episode["peak_at"],
-        episode["cause_worker"],
+        episode["slowed_nodes"],
+        len(episode["slowed"]),
     )
+    assert {"node": "v", "throttled_most": 3, "paused_ms": 3600} == episode["slowed"][0]
+    assert ("victim", "v") == (episode["throttled"][0]["name"], episode["throttled"][0]["node"])
+    assert (
+        "Clients of 13 nodes were throttled, the longest at v (3.6 s, 3 clients at the same time), n11 (1.6 s), "
+        "n10 (1.6 s) and 10 more."
+    ) in episode["story"]
+
+
+def test_an_overload_of_a_worker_without_records_is_an_episode_of_it() -> None:
+    """The node that raised the level uses another Redis, and nobody would know why clients are throttled here."""
+    rows = [second(at, cluster_level=5, paused={"credits": 900}, throttled=3) for at in range(3, 6)]
+    fold = Fold().add(*calm(0, 3), *rows, *calm(6, 30))
+
+    assert "elsewhere" == fold.only()["resource"]
+    assert [
+        "At 22:13:23 UTC clients of worker a/1 were throttled because of a worker that has no records here.",
+        "The overload ended at 22:13:26, after 3.0 s; the overload level stayed 0.",
+        "Up to 3 clients were throttled at the same time, for 2.7 s in total.",
+    ] == fold.only()["story"]
+
+
+def test_clients_that_wait_a_moment_longer_than_the_level_is_raised_make_no_episode() -> None:
+    """Each overload would be followed by another one, of nobody."""
+    after = [second(at, node="v", cluster_level=1, paused={"credits": 900}) for at in range(12)]
+    fold = Fold().add(*bad(0, 9), *after, *calm(9, 40))
+
+    assert ["node a"] == [one["resource"] for one in fold.episodes.values()]
+    assert 9 * 900 == fold.only()["slowed"][0]["paused_ms"]
 
 
 def test_an_episode_that_never_ends_stays_open_and_costs_no_more() -> None:
@@ -99,7 +156,7 @@ def test_an_episode_that_never_ends_stays_open_and_costs_no_more() -> None:
 
     assert [(0, None)] == fold.overloads()
     assert max(sizes) < 1.1 * min(sizes)
-    assert len(fold.state["episodes"]["span"]["clients"]) <= MOST
+    assert len(fold.state["episodes"]["spans"]["node a"]["clients"]) <= 4 * NAMES
 
 
 def test_a_late_second_that_bridges_two_episodes_merges_them() -> None:
@@ -109,7 +166,9 @@ def test_a_late_second_that_bridges_two_episodes_merges_them() -> None:
 
     fold.add(overloaded(8, sequence=5, worker=2))
     assert [(0, None)] == fold.overloads()
-    assert [(str(T), "open"), (str(T + 14), "merged")] == [(each["id"], each["state"]) for each in fold.told]
+    told = [(each["id"], each["state"]) for each in fold.told]
+    assert [(f"{T} node a", "open"), (f"{T + 14} node a", "merged")] == told
+    assert told == [(each["id"], each["state"]) for each in fold.told_incidents]
 
 
 def test_a_late_second_before_the_first_renames_the_episode() -> None:
@@ -117,7 +176,8 @@ def test_a_late_second_before_the_first_renames_the_episode() -> None:
     fold = Fold().add(*bad(5, 8)).add(overloaded(3, worker=2))
 
     assert [(3, None)] == fold.overloads()
-    assert [(str(T + 3), "open"), (str(T + 5), "merged")] == [(each["id"], each["state"]) for each in fold.told]
+    told = [(each["id"], each["state"]) for each in fold.told]
+    assert [(f"{T + 3} node a", "open"), (f"{T + 5} node a", "merged")] == told
 
 
 def test_a_record_that_comes_again_counts_once() -> None:
@@ -371,12 +431,16 @@ def test_an_old_episode_is_not_amended_any_more() -> None:
 
 
 def test_any_number_of_nodes_and_labels_is_bounded() -> None:
-    """Names come from records, and those from whoever can write them."""
+    """Names come from records, and those from whoever can write them. What has no room is in an episode of its own."""
     fold = Fold()
-    rows = [overloaded(at, node=f"n{at * 10 + i}", dropped={f"{at}-{i}": 1}) for at in range(60) for i in range(10)]
-    for start in range(0, 600, 150):
-        fold.add(*rows[start : start + 150])
+    rows = [overloaded(at, node=f"n{at * 60 + i}", dropped={f"{at}-{i}": 1}) for at in range(60) for i in range(60)]
+    for start in range(0, 3600, 900):
+        fold.add(*rows[start : start + 900])
 
-    assert NODES == len(fold.only()["nodes"])
-    assert len(fold.only()["dropped"]) < 110
-    assert 600 == sum(fold.only()["dropped"].values())
+    of_resource = {one["resource"] for one in fold.episodes.values()}
+    assert OTHER in of_resource
+    assert len(fold.state["episodes"]["spans"]) <= RESOURCES + 1
+    assert len(fold.incident()["nodes"]) <= NODES
+    assert fold.incident()["further_nodes"]
+    assert len(fold.incident()["dropped"]) < 110
+    assert 3600 == sum(fold.incident()["dropped"].values())

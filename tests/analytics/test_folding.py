@@ -93,7 +93,7 @@ def test_episodes_do_not_overlap_and_are_named_by_their_start() -> None:
 
     spans = fold.overloads()
     assert [(40, 80), (120, 160), (200, 240), (280, 320), (360, None)] == spans
-    assert [str(T + start) for start, _ in spans] == sorted(fold.episodes)
+    assert [f"{T + start} node a" for start, _ in spans] == sorted(fold.episodes)
 
 
 def test_the_state_does_not_grow_with_time() -> None:

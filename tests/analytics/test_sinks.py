@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
-from analytics.keys import EPISODES, KEPT, AnalyticsKeys
-from analytics.rows import Episode, Findings, Status, Window
-from analytics.second import Second
+from analytics.keys import EPISODES, INCIDENTS, KEPT, AnalyticsKeys
+from analytics.rows import Episode, Findings, Incident, Status, Window
 from tests.analytics.seconds import Fold, overloaded
 from tests.redis_servers import RunningRedis
 
@@ -46,32 +45,33 @@ def window(start: int, span: int = 1, nodes: int = 1, **more: Any) -> Window:
     return cast(Window, {"start": start, "span": span, "nodes": {f"n{one}": {} for one in range(nodes)}, **more})
 
 
-def only(*seconds: Second) -> Episode:
-    return Fold().add(*seconds).only()
-
-
 def episode(start: int, state: str = "closed") -> Episode:
-    return cast(Episode, {"id": f"{start}", "start": float(start), "state": state})
+    return cast(Episode, {"id": f"{start} node a", "start": float(start), "state": state})
+
+
+def incident(start: int, state: str = "closed") -> Incident:
+    return cast(Incident, episode(start, state))
 
 
 def test_what_is_written_again_is_there_once(client: "redis.Redis", sink: "RedisSink") -> None:
     """A batch that is repeated after a failure would double what it says."""
     for _ in range(2):
-        sink.write([window(T), window(T, 10)], [episode(T, "open")], FINDINGS, STATUS)
-    sink.write([window(T, more=1)], [episode(T)], FINDINGS, STATUS)
+        sink.write([window(T), window(T, 10)], [episode(T, "open")], [incident(T, "open")], FINDINGS, STATUS)
+    sink.write([window(T, more=1)], [episode(T)], [incident(T)], FINDINGS, STATUS)
 
     assert {f"{T}": window(T, more=1)} == {at: json.loads(one) for at, one in client.hgetall(KEYS.windows(1)).items()}
     assert [f"{T}"] == client.hkeys(KEYS.windows(10))
-    assert {f"{T}": episode(T)} == {id: json.loads(one) for id, one in client.hgetall(KEYS.episodes).items()}
+    for key in (KEYS.episodes, KEYS.incidents):
+        assert {f"{T} node a": episode(T)} == {id: json.loads(one) for id, one in client.hgetall(key).items()}
 
 
 def test_an_episode_that_was_merged_into_another_is_gone(client: "redis.Redis", sink: "RedisSink") -> None:
     """One overload would be listed twice."""
-    sink.write([], [episode(T, "open"), episode(T + 20, "open")], FINDINGS, STATUS)
+    for state, later in (("open", "open"), ("closed", "merged")):
+        episodes, incidents = ([of(T, state), of(T + 20, later)] for of in (episode, incident))
+        sink.write([], cast(Any, episodes), cast(Any, incidents), FINDINGS, STATUS)
 
-    sink.write([], [episode(T), episode(T + 20, "merged")], FINDINGS, STATUS)
-
-    assert [f"{T}"] == client.hkeys(KEYS.episodes)
+    assert [f"{T} node a"] == client.hkeys(KEYS.episodes) == client.hkeys(KEYS.incidents)
 
 
 @pytest.mark.parametrize(("nodes", "share"), [(1, 1.0), (64, 0.5)])
@@ -80,40 +80,49 @@ def test_windows_are_kept_for_so_long_and_of_many_nodes_for_less(
 ) -> None:
     """Redis would be full one day, and the broker's sessions with it."""
     kept = int(KEPT[10] * share)
-    sink.write([window(T, 10), window(T + 10, 10)], [], FINDINGS, STATUS)
+    sink.write([window(T, 10), window(T + 10, 10)], [], [], FINDINGS, STATUS)
 
-    sink.write([window(T + kept, 10, nodes)], [], FINDINGS, STATUS)
+    sink.write([window(T + kept, 10, nodes)], [], [], FINDINGS, STATUS)
 
     assert {f"{T + 10}", f"{T + kept}"} == set(client.hkeys(KEYS.windows(10)))
 
 
 def test_an_episode_that_a_lost_checkpoint_left_open_is_closed(client: "redis.Redis", sink: "RedisSink") -> None:
     """It would go on for ever on the page, though nobody follows it any more."""
-    left = only(overloaded(0), overloaded(1))
-    assert "open" == left["state"]
-    done = {**left, "id": "1", "start": 1.0, "end": 2.0, "state": "closed"}
-    sink.write([], [left, cast(Episode, done)], FINDINGS, cast(Status, {"version": 1, "newest": T + 9}))
-    client.hset(KEYS.episodes, "2", '{"state": "open"}')  # of a version that nobody knows
+    fold = Fold().add(overloaded(0), overloaded(1), overloaded(0, node="b"))
+    left, together = fold.episodes[f"{T} node a"], fold.incident()
+    assert "open" == left["state"] == together["state"]
+    done = {**left, "id": "1 node a", "start": 1.0, "end": 2.0, "state": "closed"}
+    status = cast(Status, {"version": 1, "newest": T + 9})
+    sink.write([], [left, cast(Episode, done)], [together], FINDINGS, status)
+    for old in ('{"state": "open"}', '{"state": "closed", "start": 2.0, "story": []}', "no JSON"):  # of version 2
+        client.hset(KEYS.episodes, f"{len(old)}", old)
 
     for _ in range(2):
         sink.close_left_open()
 
     found = {id: json.loads(one) for id, one in client.hgetall(KEYS.episodes).items()}
-    assert {"1": done} == {id: one for id, one in found.items() if id != left["id"]}
-    closed = found[left["id"]]
-    assert (T + 9.0, "closed", True) == (closed["end"], closed["state"], closed["interrupted"])
-    assert "The analysis lost its checkpoint during this overload" in " ".join(closed["story"])
+    assert {"1 node a": done} == {id: one for id, one in found.items() if id != left["id"]}
+    (of_both,) = [json.loads(one) for one in client.hvals(KEYS.incidents)]
+    for closed in (found[left["id"]], of_both):
+        assert (T + 9.0, "closed", True) == (closed["end"], closed["state"], closed["interrupted"])
+        assert "The analysis lost its checkpoint during this overload" in " ".join(closed["story"])
+    assert [T + 9.0, T + 9.0] == [one["end"] for one in of_both["episodes"]]
+    assert "It has 2 episodes" in " ".join(of_both["story"])
 
 
-def test_the_newest_episodes_are_kept(client: "redis.Redis", sink: "RedisSink") -> None:
+def test_the_newest_episodes_and_incidents_are_kept(client: "redis.Redis", sink: "RedisSink") -> None:
     """The same, with a cluster that is overloaded each minute."""
     for start in range(0, EPISODES, 100):
-        sink.write([], [episode(T + start + one) for one in range(100)], FINDINGS, STATUS)
+        many = range(T + start, T + start + 100)
+        sink.write([], [*map(episode, many)], [*map(incident, many)], FINDINGS, STATUS)
 
-    sink.write([], [episode(T + EPISODES, "open"), episode(T + EPISODES + 1, "open")], FINDINGS, STATUS)
+    last = (T + EPISODES, T + EPISODES + 1)
+    sink.write([], [*map(episode, last)], [*map(incident, last)], FINDINGS, STATUS)
 
-    left = sorted(int(id) for id in client.hkeys(KEYS.episodes))
-    assert (T + 2, T + EPISODES + 1, EPISODES) == (left[0], left[-1], len(left))
+    for key, most in ((KEYS.episodes, EPISODES), (KEYS.incidents, INCIDENTS)):
+        left = sorted(int(id.partition(" ")[0]) for id in cast(list[str], client.hkeys(key)))
+        assert (last[1] - most + 1, last[1], most) == (left[0], left[-1], len(left))
 
 
 def test_what_is_no_record_is_kept_once_with_what_is_wrong(client: "redis.Redis", sink: "RedisSink") -> None:
