@@ -124,7 +124,7 @@ def find_logs(
     from cli.control_client import ControlClient, chosen_node
     from cli.options import load_settings
     from supervisor.folder import base_folder
-    from supervisor.redis_address import find_redis
+    from supervisor.redis_address import find_redis, url_with_password
     from supervisor.redis_server import RedisUnusable
 
     options = [Given("redis.url", url, "--redis")] if url is not None else []
@@ -151,12 +151,13 @@ def find_logs(
     found_kafka = _kafka_address(brokers) if brokers.hosts and kafka != "" else None
     if redis.url:
         try:
-            found = find_redis(redis.url, redis.ca)
+            address_now = url_with_password(redis.url, "" if url is not None else redis.password_file)
+            found = find_redis(address_now, redis.ca)
         except RedisUnusable as error:
             refuse(str(error))
         # redis-py takes the authorities from the URL, also in the processes of Spark.
         trusted = f"?{urlencode({'ssl_ca_certs': found.address.ca})}" if found.address.ca else ""
-        return FoundLogs(redis.url + trusted, redis.prefix, found_kafka, place)
+        return FoundLogs(address_now + trusted, redis.prefix, found_kafka, place)
     address = f"unix://{node.path / 'redis' / 'redis.sock'}"
     try:
         find_redis(address)

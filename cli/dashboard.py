@@ -84,7 +84,7 @@ def dashboard(
         )
     node = chosen_node(name, folder, config)
     settings = load_settings(config, None).config.redis
-    find = _finder(redis or settings.url, settings.ca, node)
+    find = _finder(redis or settings.url, settings.ca, "" if redis else settings.password_file, node)
     deadline = time.monotonic() + wait
     while True:
         try:
@@ -200,20 +200,20 @@ def _token(file: Path) -> str:
     return token
 
 
-def _finder(url: str, ca: str, node: "NodeFolder") -> "Callable[[], RedisAddress]":
+def _finder(url: str, ca: str, password_file: str, node: "NodeFolder") -> "Callable[[], RedisAddress]":
     """Return a function that finds the Redis at *url*, or that of *node* if *url* is empty; it may raise Nowhere.
 
-    *ca*: as `redis.ca`.
+    *ca*, *password_file*: as in the settings `redis`.
     """
     from analytics.dashboard.reader import Nowhere
     from broker.store.redis.address import RedisAddress
     from cli.control_client import runs
-    from supervisor.redis_address import find_redis
+    from supervisor.redis_address import find_redis, url_with_password
     from supervisor.redis_server import RedisUnusable
 
     def named() -> RedisAddress:
         try:
-            return find_redis(url, ca).address
+            return find_redis(url_with_password(url, password_file), ca).address
         except RedisUnusable as error:
             raise Nowhere(str(error)) from None
 

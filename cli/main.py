@@ -203,7 +203,7 @@ def check(
     wrong = check_files(settings)
     try:
         if settings.redis.url:
-            check_url(settings.redis.url, settings.redis.ca)
+            check_url(settings.redis.url, settings.redis.ca, settings.redis.password_file)
     except RedisUnusable as error:
         wrong = wrong or str(error)
     if wrong:

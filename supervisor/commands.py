@@ -197,7 +197,12 @@ class Commands:
         """Where the metrics records are, for `weir analytics run`, which reads them there. It is in the audit log."""
         redis, kafka, metrics = self._node.config.redis, self._node.config.kafka, self._node.config.metrics
         return {
-            "redis": {"url": redis.url, "ca": redis.ca, "prefix": redis.prefix},
+            "redis": {
+                "url": redis.url,
+                "ca": redis.ca,
+                "password_file": redis.password_file,
+                "prefix": redis.prefix,
+            },
             "kafka": {
                 "hosts": [*kafka.hosts] if metrics.enabled else [],
                 "options": dict(kafka.options),

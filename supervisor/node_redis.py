@@ -1,8 +1,9 @@
 # The Redis of a node: its embedded server, or the server that `redis.url` names.
 #
 # Workers start when Redis can be used; afterwards they continue without it. A host name or a sentinel in the URL may
-# stand for another server after a while. Workers look up no names: the supervisor does, again and again, and sends them
-# the new address.
+# stand for another server after a while, and `redis.password_file` may have another password. Workers look up no names:
+# the supervisor does, again and again, and sends them the new address. If only the password is another one, their
+# connections stay, and the next ones are made with it.
 #
 # The embedded server gives each class of `store.durability`; a server of the user has to, by its settings. One that
 # does not is refused at the start. One that is found later, after a failover, or whose settings change, cannot be
@@ -27,7 +28,7 @@ from supervisor.durable_format import claim_format
 from supervisor.embedded_redis import EmbeddedRedis
 from supervisor.folder import NodeFolder
 from supervisor.node_lease import Server
-from supervisor.redis_address import FoundRedis, Info, find_redis, open_client
+from supervisor.redis_address import FoundRedis, Info, find_redis, open_client, url_with_password
 from supervisor.redis_durability import LOADS_TORN, Settings, described, durability_of, read_settings, shortfall
 from supervisor.redis_server import RedisUnusable, find_server
 
@@ -56,6 +57,8 @@ class NodeRedis:
         """RedisUnusable."""
         self._url = config.redis.url
         self._ca = config.redis.ca
+        self._password_file = config.redis.password_file
+        self._told = ""  # why the last look-up failed, as it is logged
         self._durability = config.store.durability
         self._replicas = config.store.replicas
         self._format = Keys(config.redis.prefix).format
@@ -100,8 +103,10 @@ class NodeRedis:
             await trio.sleep(LOOKUP)
             try:
                 found = await trio.to_thread.run_sync(self._find_again, abandon_on_cancel=True)
-            except RedisUnusable:
-                continue  # the workers log that they cannot reach it
+            except RedisUnusable as error:
+                self._note_failure(str(error))
+                continue
+            self._told = ""
             has_moved = found.address.parts() != self.address.parts()
             self._note(found, has_moved)
             if has_moved:
@@ -110,7 +115,7 @@ class NodeRedis:
 
     def _find_first(self) -> RedisAddress:
         """The address of the server at the start. RedisUnusable: the server gives less than the node promises, too."""
-        found = find_redis(self._url, self._ca, self._examine)
+        found = find_redis(self._url_now(), self._ca, self._examine)
         if found.unsuitable:
             raise RedisUnusable(found.unsuitable)
         address = str(found.address)
@@ -133,8 +138,12 @@ class NodeRedis:
     def _find_again(self) -> FoundRedis:
         """RedisUnusable."""
         if self._durability == MEMORY:
-            return find_redis(self._url, self._ca)
-        return find_redis(self._url, self._ca, self._examine)
+            return find_redis(self._url_now(), self._ca)
+        return find_redis(self._url_now(), self._ca, self._examine)
+
+    def _url_now(self) -> str:
+        """The URL with the password that the file has now. RedisUnusable."""
+        return url_with_password(self._url, self._password_file)
 
     def _examine(self, server: "redis.Redis", told: Info) -> str:
         """One sentence on why *server* does not keep what the node promises; "": it does."""
@@ -146,6 +155,12 @@ class NodeRedis:
         if wrong or self._durability == MEMORY:
             return wrong
         return claim_format(server, self._format, name)
+
+    def _note_failure(self, why: str) -> None:
+        """Log that the server was not found or does not let the node in, once for each reason."""
+        if why != self._told:
+            self._told = why
+            self._log.warning("redis_not_found", why=why)
 
     def _note(self, found: FoundRedis, has_moved: bool) -> None:
         """Log if the server keeps the promise of the node no longer, or again."""

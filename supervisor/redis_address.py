@@ -10,8 +10,9 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import redis
 from redis import exceptions as refusals
@@ -58,10 +59,32 @@ class _Url:
     service: str = ""
 
 
-def check_url(url: str, ca: str = "") -> None:
-    """RedisUnusable: *url* is malformed, or *ca* is no PEM file of certificates. Nothing is looked up."""
+def check_url(url: str, ca: str = "", password_file: str = "") -> None:
+    """RedisUnusable: *url* is malformed, or one of the files cannot be used. Nothing is looked up."""
     _parse(url)
+    _parse(url_with_password(url, password_file))
     _check_ca(ca)
+
+
+def url_with_password(url: str, file: str) -> str:
+    """*url* with the password that *file* has now; "": *url* as it is. RedisUnusable."""
+    if not file:
+        return url
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url  # `_parse()` says what is wrong with it
+    user, _, hosts = parts.netloc.rpartition("@")
+    if ":" in user:
+        raise RedisUnusable(f"{without_password(url)} has a password, and so has redis.password_file: leave out one.")
+    try:
+        password = Path(file).read_text().strip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = _detail(error) if isinstance(error, OSError) else "it is not UTF-8"
+        raise RedisUnusable(f"redis.password_file: cannot read {file}: {why}.") from None
+    if not password:
+        raise RedisUnusable(f"redis.password_file: {file} is empty.")
+    return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{hosts}").geturl()
 
 
 def _suits(server: "redis.Redis", told: Info) -> str:

@@ -373,9 +373,8 @@ class Redis:
     url: str = path()  # "" = the node starts a private server
     ca: str = path()  # PEM: authorities for rediss:// URLs, beside those of the system
     memory: int = size(0)  # of the data of the private server; 0 = an eighth of the node's memory
-    # The key that seals overload reports and wills in Redis, the same on all nodes. "" = none at `url`, as a node
-    # cannot know the key of the others; the private server has a key of its own.
-    key_file: str = path()
+    password_file: str = path()  # read at each look-up of `url`, so that a new password needs no new start
+    key_file: str = path()  # seals reports and wills, the same on all nodes; "" = none at `url`
     prefix: str = path("weir")  # of all keys, so that several clusters can share one server
 
 
@@ -410,8 +409,7 @@ class Metrics:
 
     enabled: bool = flag(True)  # a few KiB a second for each worker; what explains an episode is recorded before it
     interval: float = duration(1.0, least=0.1, most=60.0)  # overload comes and goes within seconds
-    # Records of all workers that Redis keeps: some 30 MB, 40 min of four workers.
-    length: int = number(10_000, least=100)
+    length: int = number(10_000, least=100)  # of all workers, that Redis keeps: some 30 MB, 40 min of four workers
     # Of the topic `weir.metrics`, if there is a Kafka; set when the topic is made.
     retention: float = duration(7 * 86400.0, least=60.0)
     retention_bytes: int = size(1_048_576_000, least=MIB)  # some four days of one worker
@@ -478,6 +476,8 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
     if config.store.durability == REPLICATED and not config.redis.url:
         right = 'the URL of a server with replicas, as store.durability = "replicated": the private server has none'
         found.append(("redis.url", right))
+    if config.redis.password_file and not config.redis.url:
+        found.append(("redis.url", "the URL of a server, as redis.password_file has the password of one"))
     if config.application.clients and config.store.durability == MEMORY:
         right = '[], as the sessions of APPLICATION clients are durable, and store.durability = "memory" keeps none'
         found.append(("application.clients", right))

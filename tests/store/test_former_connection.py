@@ -1,6 +1,7 @@
 # What was sent over a connection that has ended is not executed behind what is sent over the next one.
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -113,3 +114,35 @@ def test_where_that_is_forbidden_the_log_says_so_once(
     (said,) = loop.log.named("redis_former_connection_stays")
     assert "weir-durable" == said["connection"]
     assert "NOPERM" in str(said["detail"])
+
+
+def test_a_connection_stays_when_the_password_is_another_one(
+    start_redis: StartRedis, loop: Loop, connect: Connect
+) -> None:
+    """All workers would give up what is under way, and each change of a password would be an outage of the store."""
+    redis = start_redis(more="user weir on >former >later ~* &* +@all\n")
+    path = str(redis.socket)
+    _, commands = connect(RedisAddress(path=path, user="weir", password="former"))
+    told = ask(loop, commands, "SET", "key", "value")
+
+    commands.move(RedisAddress(path=path, user="weir", password="later"), loop.now())
+
+    loop.until(lambda: len(told) > 0)
+    assert [(b"OK", None)] == told
+    assert 1 == commands.times_ready
+    with redis.client() as client:
+        client.execute_command("ACL", "SETUSER", "weir", "<former")
+        client.execute_command("CLIENT", "KILL", "USER", "weir")
+    loop.until(lambda: commands.times_ready == 2)
+
+
+@pytest.mark.parametrize("other", [{"db": 1}, {"path": "elsewhere"}, {"user": "weir", "db": 1}])
+def test_only_the_password_may_differ(other: dict[str, Any]) -> None:
+    """A worker would go on at the former server."""
+    address, later = RedisAddress(path="here"), RedisAddress(path="here", user="u", password="p")
+    assert later.differs_in_credentials(address)
+    assert not address.differs_in_credentials(address)
+    assert not RedisAddress(**{"path": "here", **other}).differs_in_credentials(address)
+    tls = RedisAddress(host="127.0.0.1", port=1, tls=True, name="a", ca="b")
+    assert RedisAddress(host="127.0.0.1", port=1, tls=True, name="a", ca="b", password="p").differs_in_credentials(tls)
+    assert not RedisAddress(host="127.0.0.1", port=1, tls=True, name="b", ca="b").differs_in_credentials(tls)

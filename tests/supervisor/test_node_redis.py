@@ -190,6 +190,32 @@ async def test_memory_asks_for_settings_only_once(
         assert [] == client.acl_log()
 
 
+async def test_the_password_is_read_again(
+    start_redis: StartRedis, tmp_path: Path, quick: None, nursery: trio.Nursery
+) -> None:
+    """A password could not be changed while the node runs; or a file that is wrong for a moment would end it."""
+    server, log, file = start_redis(more="requirepass former\n"), Log(), tmp_path / "password"
+    file.write_text("former")
+    config = Config(redis=Redis(url=f"unix://{server.socket}", password_file=str(file)))
+    watched = NodeRedis(config, NodeFolder("weir", str(tmp_path)), log)
+    passwords = [watched.address.password]
+    nursery.start_soon(watched.watch, lambda: passwords.append(watched.address.password))
+    file.write_text("later")
+    await until(lambda: len(log.named("redis_not_found")) == 1)
+    file.unlink()
+    await until(lambda: len(log.named("redis_not_found")) == 2)
+    with server.client(password="former") as client:
+        client.config_set("requirepass", "later")
+    file.write_text("later")
+    await until(lambda: len(passwords) == 2)
+
+    assert ["former", "later"] == passwords
+    assert "does not accept the user name or the password" in str(log.named("redis_not_found")[0]["why"])
+    assert "redis.password_file: cannot read" in str(log.named("redis_not_found")[1]["why"])
+    with watched.opener()() as client:
+        assert client.ping()
+
+
 @pytest.fixture
 def sentinel(tmp_path: Path) -> Iterator[int]:
     """The port of a sentinel, which knows no master yet."""

@@ -9,7 +9,7 @@ import pytest
 
 from broker.store.redis.address import from_parts
 from supervisor import redis_address
-from supervisor.redis_address import check_url, find_redis
+from supervisor.redis_address import check_url, find_redis, url_with_password
 from supervisor.redis_server import RedisUnusable
 from tests.redis_servers import HOST, PATIENCE, SERVERS, RunningRedis, free_port
 
@@ -246,3 +246,42 @@ def test_a_sentinel_names_the_master(start_redis: StartRedis, tmp_path: Path) ->
 
     assert ["tcp", HOST, port, False, "", "", 0] == found.address.parts()
     assert "knows a master named 'other'" in unknown
+
+
+@pytest.mark.parametrize(
+    ("url", "whole"),
+    [
+        ("redis://host", "redis://:a%3A%40%2F%25%20b@host"),
+        ("redis://user@host:1/2", "redis://user:a%3A%40%2F%25%20b@host:1/2"),
+        ("rediss://[::1]:1", "rediss://:a%3A%40%2F%25%20b@[::1]:1"),
+        ("unix:///tmp/x?db=2", "unix://:a%3A%40%2F%25%20b@/tmp/x?db=2"),
+        ("redis+sentinel://user@a,b:1/s/3", "redis+sentinel://user:a%3A%40%2F%25%20b@a,b:1/s/3"),
+    ],
+)
+def test_the_password_of_a_file_is_that_of_the_url(tmp_path: Path, url: str, whole: str) -> None:
+    """A password that is a part of a URL, too, would name another host, or be another one."""
+    file = tmp_path / "password"
+    file.write_text("a:@/% b\r\n")
+
+    assert whole == url_with_password(url, str(file))
+    assert url == url_with_password(url, "")
+    check_url(url, "", str(file))
+
+
+def test_a_password_file_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
+    """The node would ask for a file that is there, or use an empty password while the file is written."""
+    empty, binary, missing = (tmp_path / name for name in ("empty", "binary", "missing"))
+    empty.write_text("\n")
+    binary.write_bytes(b"\xff")
+    for file, why in (
+        (empty, f"{empty} is empty."),
+        (binary, f"cannot read {binary}: it is not UTF-8."),
+        (missing, f"cannot read {missing}: No such file or directory."),
+    ):
+        with pytest.raises(RedisUnusable) as refused:
+            check_url("redis://user@host", "", str(file))
+        assert f"redis.password_file: {why}" == str(refused.value)
+    with pytest.raises(RedisUnusable) as refused:
+        check_url("redis://user:secret@host", "", str(empty))
+    assert "has a password, and so has redis.password_file" in str(refused.value)
+    assert "secret" not in str(refused.value)

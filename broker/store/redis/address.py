@@ -51,6 +51,13 @@ class RedisAddress:
         verified: list[object] = [self.name, self.ca] if self.tls else []
         return [TCP, self.host, self.port, self.tls, self.user, self.password, self.db, *verified]
 
+    def differs_in_credentials(self, other: "RedisAddress") -> bool:
+        """Whether *other* is the same server, to be used with another user or password."""
+        with_ours = RedisAddress(
+            other.path, other.host, other.port, other.tls, self.user, self.password, other.db, other.name, other.ca
+        )
+        return with_ours.parts() == self.parts() != other.parts()
+
     def family(self) -> int:
         """The address family of the socket."""
         if self.path:

@@ -130,8 +130,11 @@ class RedisConnection:
         self._next = float("inf")
 
     def move(self, address: RedisAddress, now: float) -> None:
-        """Redis is at *address* from now on."""
+        """Redis is at *address* from now on. A connection stays if only its credentials are others now."""
+        stays = self.state == READY and address.differs_in_credentials(self._address)
         self._address = address
+        if stays:  # the server has accepted those that it was made with
+            return
         if self.state != DISCONNECTED:
             self._disconnect(StoreFailure.LOST, "moved", now)
         self._pause = FIRST_PAUSE
