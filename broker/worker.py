@@ -233,7 +233,7 @@ class Worker:
         if config.sys.interval:
             tasks.append(partial(at_once_and_every, config.sys.interval, self.metrics.publish_sys))
         self.tasks = WorkerTasks(
-            base, self.loop, protocol.lifecycle, self.hand_over, cluster.mesh, heartbeat, links.settled, tasks
+            base, self.loop, protocol.lifecycle, self.hand_over, cluster.mesh.departure, heartbeat, links.settled, tasks
         )
 
     def close(self) -> None:

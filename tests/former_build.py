@@ -16,7 +16,7 @@ CHANGES: Final = {
     "broker/cluster/control_lane.py": [
         (r"        elif kind == wire\.LEAVING:\n.*\n        elif kind == wire\.RELEASED:\n.*\n", ""),
     ],
-    "broker/cluster/mesh.py": [
+    "broker/cluster/departure.py": [
         (
             r"            if not peer\.former:\n                peer\.tell\(wire\.frame\(wire\.LEAVING\)\)\n",
             "            pass\n",

@@ -6,35 +6,23 @@ from typing import Final
 from broker.cluster import wire
 from broker.cluster.lane_listener import LaneListener, MeshError
 from broker.cluster.peer import Peer
-from broker.net.stream import Handler, Stream
+from broker.cluster.peer_lane import PeerLane
+from broker.net.stream import Stream
 from broker.overload.quantum import FILTER_COST
-from broker.reasons import CloseReason
 from broker.routing.interest import entries_of
 from broker.routing.routes import Routes
 
 ENTRY_COST: Final = 1  # for each byte of entries of cold sessions: one has some 10 bytes and takes 0.3 us
 
 
-class ControlLane(Handler):
+class ControlLane(PeerLane):
     def __init__(self, peer: Peer, listener: LaneListener, routes: Routes) -> None:
-        self._peer = peer
-        self._listener = listener
+        super().__init__(peer, listener)
         self._routes = routes
         self._sequence = 0  # of the last change of the peer that was taken
         self._confirmed = 0
 
-    def serve(self, stream: Stream, quantum: int, now: float) -> int:
-        peer = self._peer
-        if not peer.distant:
-            return self._serve(stream, quantum, now)
-        peer.heard_at = now
-        try:
-            return self._serve(stream, quantum, now)
-        except Exception as error:  # perhaps of another build: see lane_listener.py
-            self._listener.malformed(peer, error)
-            return quantum
-
-    def _serve(self, stream: Stream, quantum: int, now: float) -> int:
+    def take_input(self, stream: Stream, quantum: int, now: float) -> int:
         data = stream.input
         position = stream.position
         end = len(data)
@@ -64,12 +52,6 @@ class ControlLane(Handler):
             self._confirmed = self._sequence
             self._peer.tell(wire.confirmed(self._sequence, self._peer.written()))
         return spent
-
-    def drained(self, stream: Stream, now: float) -> None:
-        pass
-
-    def lost(self, stream: Stream, reason: CloseReason, now: float) -> None:
-        self._listener.lane_lost(self._peer, stream)
 
     def _take(self, kind: int, body: bytes, now: float) -> None:
         peer = self._peer
@@ -131,7 +113,7 @@ class ControlLane(Handler):
         elif kind == wire.ADOPTED:
             self._listener.adopted(peer, wire.read_number(body))
         elif kind == wire.LEAVING:
-            self._listener.leaving(peer, now)
+            self._listener.leaving(peer)
         elif kind == wire.RELEASED:
             self._listener.released(peer)
         elif kind == wire.DRAINED:

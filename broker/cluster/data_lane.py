@@ -8,14 +8,15 @@ from broker.cluster import wire
 from broker.cluster.confirmations import Confirmations
 from broker.cluster.lane_listener import LaneListener, MeshError
 from broker.cluster.peer import Peer
+from broker.cluster.peer_lane import PeerLane
 from broker.delivery.completion import Completion
 from broker.metrics.counters import Counters
 from broker.mqtt.fields import read_length
 from broker.mqtt.packets import V5, V311
 from broker.mqtt.scanner import read_header
-from broker.net.stream import Handler, Stream
+from broker.net.stream import Stream
 from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST, VISIT_COST
-from broker.reasons import CloseReason, DropReason
+from broker.reasons import DropReason
 from broker.routing.fanout import Deliveries
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
@@ -28,7 +29,7 @@ TELL_AFTER = 0.01  # seconds: gates measure delays by these frames
 NOTHING_DUE = float("inf")
 
 
-class DataLane(Handler):
+class DataLane(PeerLane):
     def __init__(
         self,
         peer: Peer,
@@ -39,8 +40,7 @@ class DataLane(Handler):
         origin: Origin,
     ) -> None:
         self._origin = origin
-        self._peer = peer
-        self._listener = listener
+        super().__init__(peer, listener)
         self._routes = routes
         self._deliveries = deliveries
         self._counters = counters
@@ -55,19 +55,7 @@ class DataLane(Handler):
         self._told_at = 0.0
         self._untold = 0  # packets and frames since the last DONE
 
-    def serve(self, stream: Stream, quantum: int, now: float) -> int:
-        peer = self._peer
-        if not peer.distant:
-            return self._serve(stream, quantum, now)
-        peer.heard_at = now
-        try:
-            return self._serve(stream, quantum, now)
-        except Exception as error:  # perhaps of another build: see lane_listener.py
-            self._origin.worker = self._origin.here
-            self._listener.malformed(peer, error)
-            return quantum
-
-    def _serve(self, stream: Stream, quantum: int, now: float) -> int:
+    def take_input(self, stream: Stream, quantum: int, now: float) -> int:
         data = stream.input
         position = begun = stream.position
         end = len(data)
@@ -161,12 +149,6 @@ class DataLane(Handler):
         self._told = self._processed
         self._told_at = now
         self._peer.tell(wire.number(wire.DONE, self._processed))
-
-    def drained(self, stream: Stream, now: float) -> None:
-        pass  # nothing waits for the outbox: gates bound its content
-
-    def lost(self, stream: Stream, reason: CloseReason, now: float) -> None:
-        self._listener.lane_lost(self._peer, stream)
 
     def _take_publish(
         self, stream: Stream, data: bytes, first: int, position: int, body: int, stop: int, now: float

@@ -51,7 +51,7 @@ class LaneListener:
         """*peer* asks for the retained messages again, with those of the worker that has *writer* in its stamps."""
         raise NotImplementedError
 
-    def leaving(self, peer: Peer, now: float) -> None:
+    def leaving(self, peer: Peer) -> None:
         """*peer* is about to end."""
         raise NotImplementedError
 

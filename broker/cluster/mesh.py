@@ -17,9 +17,6 @@
 #   something waits for it are begun anew, and it is no peer before it is heard again.
 # - What a distant peer sends is read by this build, and perhaps written by another one: if it cannot be read, the lanes
 #   to that peer are begun anew, and this worker goes on.
-# - A worker that is about to end says so, as its peers cannot know what it has stored once it is gone, and would have
-#   to ask publishers to send that again. Publishes for its sessions wait then, at its gate, until others have them; it
-#   ends when it has confirmed what came before.
 # - If all workers of a node start at once, nobody remembers anything. So with stored sessions a worker also waits for
 #   peers of its node that have not joined yet, and for all workers of other nodes that are listed: it has to know what
 #   is subscribed to at each shard before it takes a publish. It waits for as long as that takes, and says so: its
@@ -36,6 +33,7 @@ from broker.cluster.announcements import Announcements
 from broker.cluster.barriers import Barriers
 from broker.cluster.control_lane import ControlLane
 from broker.cluster.data_lane import DataLane
+from broker.cluster.departure import Departure
 from broker.cluster.distant_peers import DistantPeers, LaneOpener
 from broker.cluster.full_sync import PAGE, FullSync
 from broker.cluster.lane_listener import LaneListener
@@ -142,6 +140,7 @@ class Mesh(LaneListener):
         self._failed = failed
         self._abandon = abandon
         self._adopted = adopted
+        self.departure = Departure(peers, reactor)
         self._full_sync = FullSync(peers, routes, retained, stamps, adopted, self._told_all_to)
         self._shared_members = SharedMembers(routes, announcements)
         self._lanes: dict[Peer, DataLane] = {}
@@ -195,27 +194,6 @@ class Mesh(LaneListener):
             self._ask_for_retained_of(writer_of(worker))
         self._withdraw_distant(worker)
         self._check_complete()
-
-    def say_drained(self) -> None:
-        """This node stops, and this worker has no client any more."""
-        for peer in self._peers.of_own_node():
-            peer.tell(wire.frame(wire.DRAINED))
-        self._reactor.wake()
-
-    def drained(self) -> bool:
-        """Whether no other worker of this node, which stops, has a client any more."""
-        return all(peer.drained for peer in self._peers.of_own_node())
-
-    def say_leaving(self) -> None:
-        """This worker is about to end: have nothing more published for it. What was published is confirmed still."""
-        for peer in self._peers.all:
-            if not peer.former:
-                peer.tell(wire.frame(wire.LEAVING))
-        self._reactor.wake()
-
-    def may_leave(self) -> bool:
-        """Whether no peer waits for this worker, after `say_leaving()`. Those of the former format cannot say so."""
-        return all(peer.released or peer.former for peer in self._peers.all)
 
     def expect_distant(self, workers: int) -> None:
         """So many workers of other nodes may have durable sessions and cannot be joined: they have not begun yet, or
@@ -450,6 +428,7 @@ class Mesh(LaneListener):
         self._check_complete()
 
     def malformed(self, peer: Peer, error: Exception) -> None:
+        self._origin.worker = self._origin.here  # a data lane may have ended in the middle of a message
         self._counters.lanes_malformed += 1
         self._log.error("lanes_malformed", peer=str(peer.worker), why=str(error) or type(error).__name__)
         self._drop_distant(peer)
@@ -469,22 +448,14 @@ class Mesh(LaneListener):
         self._throttle.opened(peer.gate, now)
         self._routes.retry_shared()
 
-    def leaving(self, peer: Peer, now: float) -> None:
-        peer.leaving = True
-        peer.gate.block()
-        self._release(peer)
+    def leaving(self, peer: Peer) -> None:
+        self.departure.leaving(peer)
 
     def released(self, peer: Peer) -> None:
         peer.released = True
 
-    def _release(self, peer: Peer) -> None:
-        """Let *peer* end, which is leaving, once it has confirmed all that was published for it."""
-        if peer.leaving and not peer.released and not peer.confirming.pending():
-            peer.released = True
-            peer.tell(wire.frame(wire.RELEASED))
-
     def stored(self, peer: Peer, now: float) -> None:
-        self._release(peer)
+        self.departure.release(peer)
         store = peer.confirming.store
         if store is not None and store.open:
             self._throttle.opened(store, now)

@@ -4,7 +4,7 @@ from typing import Final
 
 import trio
 
-from broker.cluster.mesh import Mesh
+from broker.cluster.departure import Departure
 from broker.control.heartbeat import DRAINING, Heartbeat
 from broker.control.session_hand_over import SessionHandOver
 from broker.control.spin import spin
@@ -24,7 +24,7 @@ class WorkerTasks:
         loop: Loop,
         lifecycle: ConnectionLifecycle,
         hand_over: SessionHandOver,
-        mesh: Mesh,
+        departure: Departure,
         heartbeat: Heartbeat | None,
         settled: Callable[[], bool],
         others: Sequence[Callable[[], Awaitable[None]]],
@@ -34,7 +34,7 @@ class WorkerTasks:
         self._reactor = base.reactor
         self._lifecycle = lifecycle
         self._hand_over = hand_over
-        self._mesh = mesh
+        self._departure = departure
         self._heartbeat = heartbeat
         self._clock = base.clock
         self._settled = settled
@@ -66,11 +66,11 @@ class WorkerTasks:
                 while self._reactor.streams() or not self._settled():
                     await trio.sleep(LEFT)
                 if not hands_over():
-                    self._mesh.say_drained()
-                    while not self._mesh.drained():
+                    self._departure.say_drained()
+                    while not self._departure.drained():
                         await trio.sleep(LEFT)
-            self._mesh.say_leaving()
+            self._departure.say_leaving()
             with trio.move_on_after(RELEASE):
-                while not (self._mesh.may_leave() and self._settled()):
+                while not (self._departure.may_leave() and self._settled()):
                     await trio.sleep(LEFT)
             nursery.cancel_scope.cancel()

@@ -170,16 +170,16 @@ def test_a_worker_that_ends_confirms_first_what_was_published_for_it(node: Node,
     publisher.send(Publish(b"a", b"1", 1, packet_id=1))
     assert [] == publisher.receive()
 
-    node[0].mesh.say_leaving()
+    node[0].mesh.departure.say_leaving()
     node.settle()
     publisher.send(Publish(b"a", b"2", 1, packet_id=2))
     node.advance(0.3)
 
     assert [0, 1] == waiting(node)  # the second one was not published
-    assert not node[0].mesh.may_leave()
+    assert not node[0].mesh.departure.may_leave()
     store_is_full(node, redis, False)
     assert [Ack(PUBACK, 1)] == publisher.receive()
-    assert node[0].mesh.may_leave()
+    assert node[0].mesh.departure.may_leave()
     node.kill(node[0])
     node.start(0)
     node.advance(0.3)
@@ -194,7 +194,7 @@ def test_the_gate_of_a_worker_that_ends_stays_shut(node: Node) -> None:
     (peer,) = node[1].mesh.peers
     subscribed(node[0].connect("here", V5), "a")
 
-    node[0].mesh.say_leaving()
+    node[0].mesh.departure.say_leaving()
     node.advance(0.3)
 
     assert not peer.gate.open
@@ -211,13 +211,13 @@ def test_peers_with_the_former_lanes_are_not_told_what_they_cannot_read(node: No
         ends.mesh.restarted(other.identity)
         node.advance(1.0)
 
-    ends.mesh.say_leaving()
+    ends.mesh.departure.say_leaving()
     node.settle()
 
     ((told,), (seen,)) = other.mesh.peers, ends.mesh.peers
     assert (former and seen.distant) == seen.former
     assert seen.former != told.leaving
-    assert ends.mesh.may_leave()
+    assert ends.mesh.departure.may_leave()
 
 
 @pytest.mark.parametrize("sessions", [1, 2])

@@ -77,7 +77,9 @@ class Replicated:
         self.process.wait()
 
     def _master(self) -> int:
-        return int(self._sentinel.sentinel_get_master_addr_by_name(SERVICE)[1])
+        found = self._sentinel.sentinel_get_master_addr_by_name(SERVICE)
+        assert isinstance(found, tuple)
+        return int(found[1])
 
     def _sees_replicas(self) -> int:
         try:
@@ -106,7 +108,7 @@ def start_pair(tmp_path: Path) -> Iterator[Callable[..., tuple[Node, Node]]]:
     """Starts the nodes n1 and n2 of two workers each, with these settings, and ends them."""
     started: list[Node] = []
 
-    def start(**settings: object) -> tuple[Node, Node]:
+    def start(**settings: Any) -> tuple[Node, Node]:
         for name in ("n1", "n2"):
             (tmp_path / name).mkdir()
             started.append(Node(tmp_path / name, 2, node__name=name, **settings))
