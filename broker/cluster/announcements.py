@@ -7,9 +7,15 @@
 # confirmation also says what the peer had sent before it: `when_confirmed()` waits until that has been taken as well,
 # so a message that any worker retained before is found among the retained messages here.
 #
+# A session that is taken by force from a worker of another node, which does not answer, waits for the workers beside
+# that one for NODE_PATIENCE: if the node has died none of them answers, and the client of the session waits meanwhile.
+# If they live, they are told of the session before the worker that it was taken from learns that it was: that one keeps
+# it in the routes until it has heard of us (protocol/durable_sessions.py).
+#
 # A retained message is written to every peer by the worker where it was set: all workers hold all of them.
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from typing import Final
 
 from broker.cluster import wire
@@ -27,6 +33,7 @@ COLD_ENTRIES: Final = 256  # entries of cold sessions in one frame
 
 
 PATIENCE: Final = 0.5  # seconds that a SUBACK waits for peers of other nodes
+NODE_PATIENCE: Final = 0.05  # seconds; with those of `DISTANT_ANSWER` and a tick a client waits for less than 0.5
 GRAIN: Final = 0.05  # seconds by which it may wait less, so that those of some time go together
 NOTHING_DUE: Final = float("inf")
 
@@ -65,6 +72,8 @@ class Announcements(Neighbours):
         self._waiting: deque[Confirmation] = deque()
         self._answers: deque[Confirmation] = deque()  # of streams, so SUBACKs
         self._answers_here: deque[Confirmation] = deque()  # of them, those that wait for peers of this node alone
+        self._forced: dict[WorkerId, deque[Confirmation]] = {}  # of forced takeovers, by the workers besides
+        self._owed: dict[WorkerId, int] = {}  # what distant peers have not confirmed that nobody waits for any more
         self._cold: list[bytes] = []  # entries of cold sessions that are not told yet, all gained or all lost
         self._cold_kind = wire.COLD_GAINED
 
@@ -135,6 +144,27 @@ class Announcements(Neighbours):
         waiting = self._waiting if stream is None else self._answers
         waiting.append(Confirmation(self._sequence, stream, then, besides, until))
 
+    def when_known(self, former: WorkerId, then: Callable[[], None]) -> None:
+        """Call *then* once every peer but *former*, which does not answer, has confirmed all changes so far.
+
+        If *former* is of another node, the workers there are waited for NODE_PATIENCE at most, and not at all if none
+        of them has confirmed what the last one has waited for.
+        """
+        beside = [peer for peer in self._but(former) if peer.distant and peer.worker.node == former.node]
+        if not beside:
+            self.when_confirmed(None, then, former)
+            return
+        self._flush_cold()
+        self._sequence += 1
+        self._peers.tell(wire.number(wire.SYNC, self._sequence))
+        until = self._reactor.clock()
+        if any(self._owed.get(peer.worker, 0) <= peer.confirmed for peer in beside):
+            until += NODE_PATIENCE
+            self._reactor.soon(until)
+        forced = self._forced.setdefault(former, deque())
+        forced.append(Confirmation(self._sequence, None, then, former, until))
+        self._settle_forced(former, forced)
+
     def settle(self) -> None:
         """A peer has confirmed changes, or is gone: call what waited for it."""
         for waiting in (self._waiting, self._answers):
@@ -143,6 +173,23 @@ class Announcements(Neighbours):
         here = self._answers_here
         while here and self._is_known_here(here[0]):
             self._conclude(here.popleft())
+        if self._forced:
+            for former, forced in list(self._forced.items()):
+                self._settle_forced(former, forced)
+
+    def _settle_forced(self, former: WorkerId, forced: deque[Confirmation]) -> None:
+        """Call those of *forced* that every peer but *former* has confirmed, or nobody is to wait for any more."""
+        now = self._reactor.clock()
+        while forced:
+            missing, late = self._missing(forced[0]), forced[0].until <= now
+            if missing and not (late and all(peer.distant and peer.worker.node == former.node for peer in missing)):
+                return
+            confirmation = forced.popleft()
+            for peer in missing:
+                self._owed[peer.worker] = confirmation.sequence
+            if not forced:
+                self._forced.pop(former, None)
+            self._conclude(confirmation)
 
     def tick(self, now: float) -> float:
         """Wait no more for peers of other nodes where that took too long; the time at which that is due again."""
@@ -156,7 +203,12 @@ class Announcements(Neighbours):
                 self._conclude(confirmation)
             else:
                 self._answers_here.append(confirmation)
-        return answers[0].until if answers else NOTHING_DUE
+        due = answers[0].until if answers else NOTHING_DUE
+        for former, forced in list(self._forced.items()):
+            self._settle_forced(former, forced)
+            if forced and forced[0].until > now:
+                due = min(due, forced[0].until)
+        return due
 
     def _conclude(self, confirmed: Confirmation) -> None:
         if confirmed.stream is not None:
@@ -172,8 +224,12 @@ class Announcements(Neighbours):
         peer.tell(wire.number(wire.SYNC, self._sequence))
 
     def wait_for(self, peer: Peer) -> bool:
-        """Whether something waits for *peer*, for as long as it takes."""
-        return any(each.sequence > peer.confirmed and each.besides != peer.worker for each in self._waiting)
+        """Whether something waits for *peer*, for as long as it takes, or has waited for it in vain."""
+        if self._owed.get(peer.worker, 0) > peer.confirmed:
+            return True
+        self._owed.pop(peer.worker, None)
+        waiting = chain(self._waiting, *self._forced.values())
+        return any(each.sequence > peer.confirmed and each.besides != peer.worker for each in waiting)
 
     def _missing(self, waiting: Confirmation) -> list[Peer]:
         """The peers that have not confirmed what *waiting* is about."""
@@ -186,7 +242,8 @@ class Announcements(Neighbours):
         return [peer for peer in self._peers.all if peer.worker != besides]
 
     def waiting(self) -> int:
-        return len(self._waiting) + len(self._answers) + len(self._answers_here)
+        forced = sum([len(each) for each in self._forced.values()])
+        return len(self._waiting) + len(self._answers) + len(self._answers_here) + forced
 
     def gates(self) -> list[Gate]:
         return [peer.gate for peer in self._peers.all]

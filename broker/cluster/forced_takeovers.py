@@ -160,7 +160,7 @@ class ForcedTakeovers:
         if stand_in is None:
             take()
         else:
-            self._announcements.when_confirmed(None, take, taken.former)
+            self._announcements.when_known(taken.former, take)
 
     def _read(
         self,
@@ -199,7 +199,7 @@ class ForcedTakeovers:
         if former not in taken.waiting:
             self._end_hold(taken, False)
         self._peers.tell(wire.frame(wire.TOOK, TOOK.pack(taken.number, former.incarnation)))
-        self._announcements.when_confirmed(None, partial(self._known, taken), former)
+        self._announcements.when_known(former, partial(self._known, taken))
 
     def _known(self, taken: ForcedTakeover) -> None:
         taken.known = True

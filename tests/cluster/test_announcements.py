@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker.cluster import wire
-from broker.cluster.announcements import COLD_ENTRIES, Announcements
+from broker.cluster.announcements import COLD_ENTRIES, NODE_PATIENCE, Announcements
 from broker.cluster.peer import Peer
 from broker.net.pauses import Pause
 from broker.routing.interest import entry_of
@@ -192,3 +192,59 @@ def test_a_newcomer_is_not_told_twice_what_waits_to_be_told(lanes: Lanes) -> Non
 
     assert [wire.COLD_GAINED, wire.GAINED] == [kind for kind, _body in told(one)]
     assert [wire.GAINED] == [kind for kind, _body in told(two)]
+
+
+# Sessions that are taken by force from a worker of another node.
+
+
+def test_the_workers_beside_one_that_does_not_answer_are_waited_for_a_moment(lanes: Lanes) -> None:
+    """A client of a dead node would wait for the other workers of that node, until these are given up."""
+    here = lanes.join(1)
+    former, beside = [lanes.join(shard, node="other") for shard in (1, 2)]
+    made = announcements(lanes)
+    done: list[int] = []
+    made.when_known(former.worker, lambda: done.append(1))
+    lanes.now += NODE_PATIENCE - 0.01
+    due = made.tick(lanes.now)
+    assert lanes.now < due < lanes.now + NODE_PATIENCE
+    lanes.now += 0.02
+    made.tick(lanes.now)
+    assert [] == done  # this node is waited for
+
+    confirm(here, 1)
+    made.settle()
+    assert ([1], 0) == (done, made.waiting())
+    assert [False, False, True] == [made.wait_for(peer) for peer in (here, former, beside)]
+
+    made.when_known(former.worker, lambda: done.append(2))
+    confirm(here, 2)
+    made.settle()
+    assert [1, 2] == done  # it is known by now that nobody answers there
+    confirm(beside, 2)
+    assert not made.wait_for(beside)
+
+
+def test_the_workers_beside_one_that_hangs_know_of_its_session_before_it_is_taken(lanes: Lanes) -> None:
+    """They would acknowledge publishes that reach nobody, once that worker has ended the session."""
+    here, former, beside = lanes.join(1), lanes.join(2), lanes.join(1, node="other")
+    made = announcements(lanes)
+    done: list[int] = []
+    made.when_known(former.worker, lambda: done.append(1))  # of this node
+    confirm(here, 1)
+    made.settle()
+    lanes.now += 2 * NODE_PATIENCE
+    made.tick(lanes.now)
+    assert [] == done
+    confirm(beside, 1)
+    made.settle()
+    assert [1] == done
+
+    made.when_known(beside.worker, lambda: done.append(2))
+    confirm(here, 2)
+    made.settle()
+    lanes.now += 2 * NODE_PATIENCE
+    made.tick(lanes.now)
+    assert [1] == done
+    confirm(former, 2)
+    made.settle()
+    assert [1, 2] == done
