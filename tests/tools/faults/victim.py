@@ -27,10 +27,12 @@ class Victim:
         environment: Mapping[str, str] = {},
         wait: Callable[[], None] = lambda: time.sleep(0.02),
         patience: float = PATIENCE,
+        build: Path | None = None,
     ) -> None:
         """AssertionError: it does not serve within *patience* seconds.
 
-        *wait* is called between two looks at the processes that start.
+        *wait* is called between two looks at the processes that start. *build*: the folder to import Weir from; None:
+        as this process does.
         """
         self.port = port or free_port()
         self.folder = folder / "node"
@@ -48,7 +50,7 @@ class Victim:
                 stdout=log,
                 stderr=log,
                 cwd=folder,
-                env={**weir_environment(packages()), **environment},
+                env={**weir_environment(build or packages()), **environment},
                 start_new_session=True,
             )
         try:

@@ -20,9 +20,18 @@ PATIENCE: Final = 30.0  # seconds for the end of a process
 
 
 class ClusterNode:
-    def __init__(self, name: str, folder: Path, workers: int, redis: Path, settings: Mapping[str, object]) -> None:
-        """*redis*: its socket."""
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        workers: int,
+        redis: Path,
+        settings: Mapping[str, object],
+        build: Path | None = None,
+    ) -> None:
+        """*redis*: its socket. *build*: see `Victim`."""
         folder.mkdir()
+        self.build = build  # from its next start on
         self.name = name
         self.port = free_port()
         self.victim: Victim | None = None  # None: it is dead, ends, or starts
@@ -121,7 +130,9 @@ class ClusterNode:
     def _start(self) -> None:
         for _ in range(ATTEMPTS):
             try:
-                self._started = Victim(self._folder, self._workers, self.port, self._settings, patience=START)
+                self._started = Victim(
+                    self._folder, self._workers, self.port, self._settings, patience=START, build=self.build
+                )
                 return
             except Exception as error:
                 self._failure = f"{error}"[-LAST_WORDS:]

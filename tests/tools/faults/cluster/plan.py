@@ -3,6 +3,7 @@
 # What lasts goes on by itself, while the next faults begin: a node that was killed is started again, one that is
 # suspended goes on, and one that is cut off reaches Redis again. Some of that takes longer than the lease of a node.
 from collections.abc import Sequence
+from itertools import pairwise
 from random import Random
 from typing import Final
 
@@ -31,6 +32,7 @@ CUT_OFF_LONG: Final = "cut node off from Redis past its lease"
 CUT_OFF_ALONE: Final = "cut node off from Redis until it goes on alone"
 RESTART: Final = "stop and start node"
 LEAVE: Final = "stop node, start it after a lease"
+UPGRADE: Final = "stop node, start it as the next build"  # never beside other faults
 
 WEIGHTS: Final = {
     KILL_NODE: 4,
@@ -60,6 +62,7 @@ OF_NODES: Final = (
     CUT_OFF_ALONE,
     RESTART,
     LEAVE,
+    UPGRADE,
 )
 DEATHS: Final = (KILL_NODE, LOSE_NODE)
 PAST: Final = (1.0, 4.0)  # seconds by which something lasts longer than a lease
@@ -106,6 +109,17 @@ def plan(random: Random, nodes: int, workers: int, faults: int, brisk: bool = Fa
             )
         )
     return planned
+
+
+def upgrades(random: Random, nodes: int, workers: int) -> list[Planned]:
+    """Each node is upgraded, in a random order. All but the last one stop once more, beside nodes of the former build,
+    and a worker of theirs dies.
+    """
+    order = random.sample(range(nodes), nodes)
+    kinds = [(UPGRADE, order[0])]
+    for former, node in pairwise(order):
+        kinds += [(RESTART, former), (KILL_WORKER, former), (UPGRADE, node)]
+    return [Planned(random.choice(PAUSES), kind, random.randrange(workers), 0.0, 1, node=node) for kind, node in kinds]
 
 
 def told(planned: Planned) -> str:

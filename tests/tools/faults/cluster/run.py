@@ -17,7 +17,7 @@ from tests.tools.faults.applications.shared import LOST, Group, SharedJudge
 from tests.tools.faults.cluster import plan as kinds
 from tests.tools.faults.cluster.judges import OwnershipJudge, RefusalJudge
 from tests.tools.faults.cluster.nodes import ClusterNode
-from tests.tools.faults.cluster.plan import plan, told
+from tests.tools.faults.cluster.plan import plan, told, upgrades
 from tests.tools.faults.durable import plan as durable
 from tests.tools.faults.durable.checker import DOUBLED, Violation
 from tests.tools.faults.durable.client import DurableClient
@@ -45,6 +45,7 @@ MOST: Final = 5  # violations of one kind that are told
 MEMBER: Final = "member-"
 REFUSED: Final = "refused"  # verdicts
 OWNED_TWICE: Final = "owned twice"
+MALFORMED: Final = "lanes that cannot be read"
 
 
 class ClusterClients(Clients):
@@ -64,15 +65,25 @@ class ClusterClients(Clients):
 
 class ClusterRun(JudgedRun):
     def __init__(
-        self, folder: Path, seed: int, workers: int, faults: int, brisk: bool = False, messages: int = 0
+        self,
+        folder: Path,
+        seed: int,
+        workers: int,
+        faults: int,
+        brisk: bool = False,
+        messages: int = 0,
+        former: Path | None = None,
     ) -> None:
         """*folder*: for this run, with a short path. *workers*: of each node. *brisk*: see `plan()`.
 
-        *messages*: that are to be acknowledged. AssertionError: the nodes do not serve.
+        *messages*: that are to be acknowledged. *former*: the build that the nodes begin with; instead of *faults* each
+        of them is upgraded. AssertionError: the nodes do not serve.
         """
         random = Random(seed)
         count, durability = random.choice((2, 3)), random.choice((PROCESS, POWER))
         planned = plan(random, count, workers, faults, brisk)
+        if former is not None:
+            planned = upgrades(random, count, workers)
         super().__init__(folder, seed, f"{count} nodes, {durability}", random, planned, messages)
         self._shared = SharedJudge({})
         self._refusals = RefusalJudge()
@@ -82,7 +93,7 @@ class ClusterRun(JudgedRun):
         self._server = Server(folder / "server", durability, {})
         settings = {"store.durability": durability}
         self._nodes = [
-            ClusterNode(name, folder / name, workers, self._server.socket, settings)
+            ClusterNode(name, folder / name, workers, self._server.socket, settings, former)
             for name in (f"n{number + 1}" for number in range(count))
         ]
         self._others = workers * (count - 1)
@@ -185,7 +196,7 @@ class ClusterRun(JudgedRun):
 
     def _aim(self, planned: Planned) -> Planned:
         """*planned*, or the same for the next node that is well; a node is harmed while another one is well."""
-        if _is_judged(planned):
+        if _is_judged(planned) or planned.kind == kinds.UPGRADE:
             self._until(self._all_well, "all nodes are well")
         well = 2 if planned.kind in kinds.OF_NODES else 1
         self._until(lambda: sum(each.well() for each in self._nodes) >= well, f"{well} nodes are well")
@@ -218,6 +229,9 @@ class ClusterRun(JudgedRun):
                 one.stop(0.0)
             case kinds.LEAVE:
                 one.stop(seconds)
+            case kinds.UPGRADE:
+                one.build = None
+                one.stop(0.0)
 
     def _harmed(self, one: ClusterNode, seconds: float) -> None:
         """*one* cannot know for *seconds* what happens elsewhere; if that is long, its workers are replaced then."""
@@ -267,7 +281,8 @@ class ClusterRun(JudgedRun):
         outcome, refusals = self.outcome, self._refusals
         finished = not outcome.failures
         super()._judge()
-        found = [(REFUSED, refusals.violations), (OWNED_TWICE, self._owners.violations)]
+        malformed = [line for log in self._logs() for line in log.splitlines() if '"lanes_malformed"' in line]
+        found = [(REFUSED, refusals.violations), (OWNED_TWICE, self._owners.violations), (MALFORMED, malformed)]
         if finished:
             found.append((LOST, [f"{group}: {message}" for group, message in self._shared.missing()]))
         for kind, violations in found:

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from supervisor.node_lease import LEASE
+from tests.former_build import make_former_build
 from tests.tools.faults.cluster.judges import GRACE, PROMISED, OwnershipJudge, RefusalJudge
 from tests.tools.faults.cluster.plan import FEW, WEIGHTS, plan, told
 from tests.tools.faults.cluster.run import ClusterRun
@@ -32,6 +33,17 @@ def test_a_cluster_loses_nothing_whatever_is_harmed(folder: Path) -> None:
     outcome = ClusterRun(folder, 3, 2, len(FEW), brisk=True).go()
 
     print(report(outcome))  # with the seed, which a failure needs
+    assert [] == outcome.failures
+    assert outcome.figures["acknowledged"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_an_upgrade_of_one_node_after_another_loses_nothing(folder: Path) -> None:
+    """Users would have to stop the whole cluster for each upgrade, or lose what is under way."""
+    outcome = ClusterRun(folder, 3, 2, 0, former=make_former_build(folder / "former")).go()
+
+    print(report(outcome))
     assert [] == outcome.failures
     assert outcome.figures["acknowledged"] > 0
 
