@@ -22,7 +22,10 @@ class Node:
     def __init__(
         self, folder: Path, workers: int = 1, port: int = 0, build: Path | None = None, **settings: object
     ) -> None:
-        """*build*: the folder to import Weir from; None: as this process does."""
+        """*build*: the folder to import Weir from; None: as this process does.
+
+        *settings*: by key, with "__" for "."; a key such as "--config" is an option.
+        """
         self.port = port or free_port()
         self.folder = folder
         self.control = folder / "node" / "control.sock"
@@ -33,7 +36,7 @@ class Node:
         given |= {key.replace("__", "."): value for key, value in settings.items()}
         command = [sys.executable, "-m", "cli", "start"]
         for key, value in given.items():
-            command += ["--set", f"{key}={value}"]
+            command += [key, str(value)] if key.startswith("--") else ["--set", f"{key}={value}"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
