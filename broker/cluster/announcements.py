@@ -73,7 +73,6 @@ class Announcements(Neighbours):
         self._answers: deque[Confirmation] = deque()  # of streams, so SUBACKs
         self._answers_here: deque[Confirmation] = deque()  # of them, those that wait for peers of this node alone
         self._forced: dict[WorkerId, deque[Confirmation]] = {}  # of forced takeovers, by the workers besides
-        self._owed: dict[WorkerId, int] = {}  # what distant peers have not confirmed that nobody waits for any more
         self._cold: list[bytes] = []  # entries of cold sessions that are not told yet, all gained or all lost
         self._cold_kind = wire.COLD_GAINED
 
@@ -158,7 +157,7 @@ class Announcements(Neighbours):
         self._sequence += 1
         self._peers.tell(wire.number(wire.SYNC, self._sequence))
         until = self._reactor.clock()
-        if any(self._owed.get(peer.worker, 0) <= peer.confirmed for peer in beside):
+        if any(peer.owed <= peer.confirmed for peer in beside):
             until += NODE_PATIENCE
             self._reactor.soon(until)
         forced = self._forced.setdefault(former, deque())
@@ -186,7 +185,7 @@ class Announcements(Neighbours):
                 return
             confirmation = forced.popleft()
             for peer in missing:
-                self._owed[peer.worker] = confirmation.sequence
+                peer.owed = confirmation.sequence
             if not forced:
                 self._forced.pop(former, None)
             self._conclude(confirmation)
@@ -225,9 +224,8 @@ class Announcements(Neighbours):
 
     def wait_for(self, peer: Peer) -> bool:
         """Whether something waits for *peer*, for as long as it takes, or has waited for it in vain."""
-        if self._owed.get(peer.worker, 0) > peer.confirmed:
+        if peer.owed > peer.confirmed:
             return True
-        self._owed.pop(peer.worker, None)
         waiting = chain(self._waiting, *self._forced.values())
         return any(each.sequence > peer.confirmed and each.besides != peer.worker for each in waiting)
 

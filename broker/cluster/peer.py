@@ -58,6 +58,7 @@ class Peer(Neighbour):
         self.data = data
         self.control = control
         self.confirmed = 0  # the last change that the peer has taken, all that it sent before being processed here
+        self.owed = 0  # the last change that was waited for in vain: it is still to be confirmed
         self.taken = 0  # bytes of the data lane from the peer that are processed here
         self._promised: deque[tuple[int, int]] = (
             deque()
