@@ -25,6 +25,7 @@ from broker.control.frames import (
     ChangeBans,
     ChangeLimits,
     Drain,
+    DrainNode,
     Ended,
     FromSupervisor,
     LoopStarted,
@@ -50,9 +51,10 @@ from broker.control.supervised import begin, cannot_start, first_frame, lines_to
 from broker.insight.admin_requests import AdminRequests
 from broker.insight.logs import configure
 from broker.insight.operator_requests import operator_requests
-from broker.insight.pending_answers import PendingAnswer, PendingAnswers, RequestRefused
+from broker.insight.pending_answers import Arguments, PendingAnswer, PendingAnswers, RequestRefused
 from broker.insight.warm_first import WarmFirst
 from broker.net.transports.certificates import CertificateError
+from broker.overload.placement import Place
 from broker.store.redis.address import RedisAddress
 from broker.worker import OWN_DESCRIPTORS, Worker
 from broker.worker_id import WorkerId
@@ -105,7 +107,13 @@ class Process:
             worker.interval_metrics,
             worker.overload_monitor.inject,
             worker.base.clock,
-            operator_requests(worker.base, worker.protocol, worker.links.durable_store, worker.retained, self._pending),
+            {
+                **operator_requests(
+                    worker.base, worker.protocol, worker.links.durable_store, worker.retained, self._pending
+                ),
+                "moves": self._moves,
+                "rebalance": self._rebalance,
+            },
             WarmFirst(worker.protocol.cold, worker.protocol.store, self._pending),
         )
         self._to_come = 1  # answers to wait for before clients are served: of the mesh, and of the store
@@ -124,6 +132,7 @@ class Process:
         if worker.protocol.durable is not None:
             worker.protocol.durable.settled = self._counts_as_dead
         self._set_nodes(assignment.nodes)
+        worker.cluster.moves.drain(assignment.drain.on, assignment.drain.forced)
         worker.protocol.overrides.change(assignment.overrides)
         worker.client_overrides.change(assignment.limits, [])
         worker.protocol.bans.change(assignment.bans, [])
@@ -136,6 +145,10 @@ class Process:
 
     def _set_nodes(self, others: OtherNodes) -> None:
         self.worker.cluster.mesh.former = frozenset(others.former)
+        self.worker.protection.reports.brief = bool(others.former)
+        running = {worker.node: Place(worker.node) for worker in others.workers}
+        said = {one.name: Place(one.name, one.reference, one.draining) for one in others.places}
+        self.worker.protocol.placement.set([*{**running, **said}.values()])
         distant = self.worker.cluster.distant
         if distant is not None:
             distant.set(others.workers, others.missing + sum(dead.owners for dead in others.dead))
@@ -143,6 +156,12 @@ class Process:
         if settlement is not None:
             dead_workers = {dead.name: dead.workers for dead in others.dead}
             settlement.set(others.workers, dead_workers, self.worker.base.clock())
+
+    def _moves(self, arguments: Arguments) -> object:
+        return self.worker.cluster.moves.statistics()
+
+    def _rebalance(self, arguments: Arguments) -> object:
+        return self.worker.cluster.moves.rebalance()
 
     def _came(self) -> None:
         """All peers have sent what they know, or all stored sessions of this shard are here. After both: accept
@@ -202,6 +221,8 @@ class Process:
             case Drain():
                 self._hand_over = frame.hand_over
                 self._stopping.set()
+            case DrainNode():
+                worker.cluster.moves.drain(frame.on, frame.forced)
             case Reload():
                 self._reload(frame.overrides)
             case NewPeer():

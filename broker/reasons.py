@@ -107,6 +107,13 @@ class CloseReason(Enum):
     INPUT_BUDGET = ("input_budget", 0x97, "the input budget is used up, and the client was sending a large packet")
     RETAIN_NOT_SUPPORTED = ("retain_not_supported", 0x9A, "retained messages are switched off")
     QOS_NOT_SUPPORTED = ("qos_not_supported", 0x9B, "the QoS is higher than the maximum")
+    DRAINING = ("draining", 0x9C, "an administrator drains the node, and the client is to use another node")
+    REBALANCED = ("rebalanced", 0x9C, "the node had clearly more clients than others, and this one is to use another")
+    OTHER_NODE_CALMER = (
+        "other_node_calmer",
+        0x9C,
+        "more clients connect than the node can let in soon, and another node has clearly more room",
+    )
 
     def __init__(self, label: str, code: int, words: str) -> None:
         self.label = label

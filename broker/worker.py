@@ -226,6 +226,7 @@ class Worker:
             partial(every, HOUSEKEEPING, self.client_log.flush),
             partial(every, OFTEN, protocol.shedding.run),
             partial(every, OFTEN, protocol.gaps.run),
+            partial(every, OFTEN, cluster.moves.run),
             partial(at_whole, config.metrics.interval, self.metrics.close_interval),
         ]
         if self.trace_file is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from cli import analytics, applications, ban, clients, limit, nodes, queues, retained, sessions
+from cli import analytics, applications, ban, clients, limit, nodes, placement, queues, retained, sessions
 from cli.backup import backup, restore
 from cli.bench import bench
 from cli.dashboard import dashboard
@@ -47,6 +47,9 @@ app.command()(nodes.reload)
 app.command()(nodes.status)
 app.command("nodes")(nodes.list_nodes)
 app.command()(nodes.logs)
+app.command()(placement.drain)
+app.command()(placement.undrain)
+app.command()(placement.rebalance)
 app.command()(why)
 app.command()(overload)
 app.command()(top)

@@ -137,6 +137,8 @@ def show_status(answer: dict[str, Any], shared: dict[str, Any] | None = None, wh
     )
     if gauges.get("store_fill"):
         screen.print(f"Redis uses {100 * gauges['store_fill']:.0f} % of its maxmemory")
+    for line in drain_lines(answer.get("drain")):
+        screen.print(line, highlight=False, markup=False)
     for line in cluster_lines(answer.get("cluster")):
         screen.print(line, highlight=False, markup=False)
     if answer.get("carrier"):
@@ -183,6 +185,17 @@ def cluster_lines(cluster: dict[str, Any] | None) -> list[str]:
         left = f", and has left the durable sessions of {stored}" if dead["stored_at_workers"] else ""
         lines.append(f"            {dead['node']} does not run any more{left}")
     return lines
+
+
+def drain_lines(drain: dict[str, Any] | None) -> list[str]:
+    """How far a node is with sending its clients away; None: it takes clients."""
+    if drain is None:
+        return []
+    left = f"{counted(drain['clients'], 'client')} and {counted(drain['sessions'], 'session')} left"
+    if drain["level"] is None:
+        return [f"drained     {left}; they stay, as no other node takes clients"]
+    pace = f"at most {drain['clients_per_second']:g} a second, as the others are at level {drain['level']:.1f}"
+    return [f"drained     {left}, {pace}"]
 
 
 def carrier_lines(carrier: dict[str, Any]) -> list[str]:
@@ -311,9 +324,13 @@ def _sharing_table(nodes: list[dict[str, Any]]) -> Any:
             f"{one['left']:.0f} s" if runs else "[red]has run out[/red]",
             *(str(one[key]) for key in ("host", "version", "workers")),
             duration(time.time() - one["began"]) if runs and isinstance(one["began"], (int, float)) else "",
-            "joined" if one["joined"] else f"[red]{escape(one['why_apart'])}[/red]",
+            _place(one) if one["joined"] else f"[red]{escape(one['why_apart'])}[/red]",
         )
     return table
+
+
+def _place(one: dict[str, Any]) -> str:
+    return f"joined, [yellow]{one['drain']}[/yellow]" if one["drain"] else "joined"
 
 
 def _colored(state: str) -> str:

@@ -18,7 +18,9 @@ from supervisor.audit import DONE, Audit
 from supervisor.bans import BanRefused
 from supervisor.limits import LimitRefused
 from supervisor.node import Node
+from supervisor.node_drain import progress
 from supervisor.node_lease import SharingNode
+from supervisor.placement_commands import PlacementCommands
 from supervisor.process import process_times
 from supervisor.queue_commands import QueueCommands
 from supervisor.request import Refused
@@ -31,12 +33,19 @@ from supervisor.workers import Shard, serving
 Arguments = dict[str, Any]
 LONGEST_LIST: Final = 10_000  # clients in one answer
 LONGEST_INJECTION: Final = 3600.0  # seconds; a forgotten injection ends
-NAMED: Final = ("limit_set", "limit_drop", "ban_add", "ban_remove")  # commands whose log lines name the user
+NAMED: Final = (
+    "limit_set",
+    "limit_drop",
+    "ban_add",
+    "ban_remove",
+    "drain",
+    "undrain",
+)  # commands whose log lines name the user
 # Commands that change nothing; all others are audited, so that a new one is not forgotten.
 READS: Final = frozenset(
     {"status", "nodes", "clients", "client", "why", "overload", "top", "limit_list", "ban_list"}
     | {"sessions", "session", "sessions_quarantined", "queue", "queue_page", "retained", "retained_show"}
-    | {"applications", "application", "shared_logs"}
+    | {"applications", "application", "shared_logs", "drain_progress"}
 )
 TESTED: Final = "WEIR_TEST"  # environment variable; 1: tests may inject signals of overload
 
@@ -81,6 +90,7 @@ class Commands:
             **ApplicationCommands(node, sessions, queues, shared).commands(),
             **shared.commands(),
             **RetainedCommands(node).commands(),
+            **PlacementCommands(node).commands(),
         }
 
     async def do(self, command: str, arguments: Arguments, by: str = "") -> object:
@@ -130,6 +140,7 @@ class Commands:
             "listeners": node.addresses,
             "workers": [_worker(shard) for shard in node.shards],
             "carrier": None if node.carrier is None else node.carrier.describe(),
+            "drain": await progress(serving(node.shards)) if node.drain.state else None,
             "cluster": None if node.membership is None else node.membership.describe(),
             "totals": node.statistics(),
         }
@@ -368,6 +379,7 @@ def _sharing(node: SharingNode, why_apart: str) -> dict[str, Any]:
         "joined": not apart,
         "why_apart": apart,
         "stored_at_workers": node.owners,
+        "drain": node.draining(),
     }
 
 

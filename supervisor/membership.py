@@ -14,11 +14,12 @@ import redis
 import trio
 
 from broker.cluster.lane_format import understood
-from broker.control.frames import DeadNode, OtherNodes
+from broker.control.frames import DeadNode, NodePlace, OtherNodes
 from broker.log import Log
 from broker.worker_id import WorkerId
 from supervisor.node_lease import LEASE, RENEW, RETRY, NodeLease, NodeList, SharingNode
 from supervisor.node_notices import NodeNotices
+from supervisor.node_requests import REQUEST
 
 NOBODY: Final = OtherNodes([], [], 0, [])  # a node that is alone
 ALONE: Final = (
@@ -50,6 +51,7 @@ class Membership:
         """*found*: as the lease was taken. *send* is called with each change of the other nodes."""
         self.lease = lease
         self.looks = 0
+        self.requested: Callable[[bytes], object] = _ignore  # called with requests of other nodes (node_requests.py)
         self._log = log
         self._send = send
         self._notices = NodeNotices(lease.server, lease.channel, lease.incarnation)
@@ -78,6 +80,11 @@ class Membership:
         self.lease.say(self._incarnations)
         self._wake.set()
 
+    def say_draining(self, drain: str) -> None:
+        """Tell the other nodes that *drain*: see `SharingNode.draining()`."""
+        self.lease.say_draining(drain)
+        self._wake.set()
+
     def moved(self) -> None:
         """Redis has another address."""
         self._notices.moved()
@@ -99,6 +106,10 @@ class Membership:
             "dead": [{"node": dead.name, "stored_at_workers": dead.owners} for dead in others.dead],
         }
 
+    def taking_clients(self) -> list[str]:
+        """The names of other nodes to which clients of this one can go, as of the last look."""
+        return sorted(name for name, node in self._nodes.items() if node.runs_for() > 0 and not node.draining())
+
     # The look at the others.
 
     async def keep(self, lost: Callable[[str], None]) -> None:
@@ -107,7 +118,7 @@ class Membership:
         If another node has the name, *lost* is called with a sentence.
         """
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._notices.listen, self._look)
+            nursery.start_soon(self._notices.listen, self._heard)
             pause = self._pause()
             while True:
                 with trio.move_on_after(pause):
@@ -136,14 +147,17 @@ class Membership:
             f"lease for {LEASE:g} s, or as its folder was copied: give each node its own name."
         )
 
-    def _look(self) -> None:
-        self._wake.set()
+    def _heard(self, content: bytes) -> None:
+        if content.startswith(REQUEST):
+            self.requested(content)
+        else:
+            self._wake.set()
 
     def _note_silence(self) -> None:
         """Part the workers of this node from all others if Redis has not answered for ALONE."""
         if time.monotonic() - self._answered_at < ALONE or not self.others.workers:
             return
-        self.others = replace(self.others, workers=[], former=[], missing=0)
+        self.others = replace(self.others, workers=[], former=[], missing=0, places=[])
         self._log.warning("node_cut_off", seconds=ALONE, other_nodes=sorted(self._joined))
         self._joined = set()
         self._send(self.others)
@@ -189,11 +203,16 @@ class Membership:
         dead: list[DeadNode] = []
         joined: set[str] = set()
         apart: dict[str, str] = {}
+        places: list[NodePlace] = []
         for name, node in sorted(self._nodes.items()):
             known = [worker for worker in node.workers() if worker is not None]
             if node.runs_for() <= 0:
                 dead.append(DeadNode(name, known, node.owners))
-            elif why := self.why_apart(node):
+                continue
+            reference, drained = node.reference(), bool(node.draining())
+            if reference or drained or not self.lease.identity.lanes:
+                places.append(NodePlace(name, reference, drained))
+            if why := self.why_apart(node):
                 apart[name] = why
             else:
                 workers += known
@@ -203,7 +222,7 @@ class Membership:
                     if node.about["lanes"] < self.lease.identity.lanes:
                         former.append(name)
         self._note(joined, apart)
-        return OtherNodes(workers, former, missing, dead)
+        return OtherNodes(workers, former, missing, dead, places)
 
     def _note(self, joined: set[str], apart: Mapping[str, str]) -> None:
         """Log which nodes have come and gone."""
@@ -222,3 +241,7 @@ class Membership:
             for name in sorted(apart.keys() - self._apart):
                 self._log.warning("node_not_joined", other_node=name, why=apart[name])
         self._joined, self._apart = joined, set(apart)
+
+
+def _ignore(content: bytes) -> None:
+    pass

@@ -46,7 +46,9 @@ class NodeCollector(Collector):
         info = GaugeMetricFamily("weir_build_info", "Version of Weir.", labels=["version", "form"])
         info.add_metric([VERSION, form()], 1)
         yield info
-        yield GaugeMetricFamily("weir_ready", "1 if all workers serve, else 0.", value=float(node.ready()))
+        yield GaugeMetricFamily("weir_ready", "1 if the node takes clients, else 0.", value=float(node.ready()))
+        draining = float(bool(node.drain.state))
+        yield GaugeMetricFamily("weir_draining", "1 while the node is drained (weir drain), else 0.", value=draining)
         yield GaugeMetricFamily("weir_start_time_seconds", "Start of the node, in Unix time.", value=node.started_at)
         yield CounterMetricFamily(
             "weir_admin_connections_dropped",

@@ -5,6 +5,7 @@
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ import structlog
 import trio
 
 from broker.config.schema import Config, ConfigError, needs_carrier
-from broker.control.frames import ChangeBans, ChangeLimits, OtherNodes, RedisMoved, ReopenLog
+from broker.control.frames import ChangeBans, ChangeLimits, DrainNode, OtherNodes, RedisMoved, ReopenLog
 from broker.metrics.report import Report
 from broker.version import VERSION, form
 from supervisor.bans import NodeBans
@@ -22,10 +23,12 @@ from supervisor.folder import NodeFolder
 from supervisor.limits import ClientLimits
 from supervisor.logfile import LogFile
 from supervisor.membership import Membership
+from supervisor.node_drain import NodeDrain
 from supervisor.node_lease import NodeLease, NodeList
 from supervisor.node_redis import NodeRedis
-from supervisor.worker_process import WorkerProcess
-from supervisor.workers import Listener, Shard, Workers
+from supervisor.node_requests import DRAIN, EVERYBODY, REBALANCE, UNDRAIN, NodeRequests
+from supervisor.worker_process import NoAnswer, WorkerProcess
+from supervisor.workers import Listener, Shard, Workers, serving
 
 GAVE_UP: Final = 3  # exit code
 CANNOT_START: Final = 2  # exit code
@@ -60,6 +63,7 @@ class Node:
         self.limits = ClientLimits(folder.path / "limits", self.log, self._send_limits, configured=overrides)
         self.bans = NodeBans(folder.path / "bans", self.log, self._send_bans)
         self.membership = None if taken is None else Membership(*taken, self._send_nodes, self.log)
+        self.drain = NodeDrain(self.membership, self._send_drain, self.log)
         self.workers = Workers(
             config,
             folder,
@@ -71,7 +75,12 @@ class Node:
             self._all_ready,
             self._loop_started,
             self.membership,
+            self.drain.frame,
         )
+        self.requests: NodeRequests | None = None  # None: there is no other node
+        if self.membership is not None:
+            self.requests = NodeRequests(self.membership.lease.channel, redis.cluster_key, self.log)
+            self.membership.requested = self._requested
         self.carrier: Carrier | None = None
         if needs_carrier(config):
             self.carrier = Carrier(config, folder, log_file, redis, self.workers.running, self.log)
@@ -84,6 +93,7 @@ class Node:
         self._log_file = log_file
         self._code = 0
         self._stopping = trio.Event()
+        self._rebalance_asked = trio.Event()
         self._scope = trio.CancelScope()
         self._reloading = trio.Lock()
         # Each stage needs the one before.
@@ -106,6 +116,8 @@ class Node:
                 beside.start_soon(self.redis.watch, self._redis_moved)
                 if self.membership is not None:
                     beside.start_soon(self.membership.keep, partial(self.end, GAVE_UP))
+                beside.start_soon(self.drain.watch, partial(serving, self.shards))
+                beside.start_soon(self._carry_out)
                 for service in services:
                     beside.start_soon(service)
                 await keep_in_order(self._stages, self._stopping, self._failed)
@@ -124,6 +136,16 @@ class Node:
             shard.stop()
         self._close_listeners()
         self._stopping.set()
+
+    async def rebalance(self) -> int:
+        """Have the workers send their surplus of clients to other nodes; how many these are."""
+        found = 0
+        for process in serving(self.shards):
+            with suppress(NoAnswer):
+                found += await process.ask("rebalance", {})
+        if found:
+            self.log.info("rebalancing", clients=found)
+        return found
 
     def end(self, code: int, sentence: str = "") -> None:
         """End at once."""
@@ -158,8 +180,8 @@ class Node:
     # The state.
 
     def ready(self) -> bool:
-        """Whether all workers serve."""
-        return not self._stopping.is_set() and self.workers.all_serve()
+        """Whether all workers serve, and take clients."""
+        return not self._stopping.is_set() and not self.drain.state and self.workers.all_serve()
 
     def stopping(self) -> bool:
         return self._stopping.is_set()
@@ -167,8 +189,8 @@ class Node:
     def state(self) -> str:
         if self.stopping():
             return "stopping"
-        if self.ready():
-            return "serving"
+        if self.workers.all_serve():
+            return self.drain.state or "serving"
         return "degraded" if self.workers.were_ready else "starting"
 
     def statistics(self) -> Report:
@@ -201,6 +223,30 @@ class Node:
 
     def _send_nodes(self, others: OtherNodes) -> None:
         self.workers.send_all(others)
+
+    def _send_drain(self, drain: DrainNode) -> None:
+        self.workers.send_all(drain)
+
+    def _requested(self, content: bytes) -> None:
+        """Another node asks for something (node_requests.py)."""
+        assert self.membership is not None and self.requests is not None
+        request = self.requests.decode(content, time.time(), time.monotonic())
+        if request is None or request.incarnation not in (self.membership.lease.incarnation, EVERYBODY):
+            return
+        by = f"node {request.by}"
+        if request.what == REBALANCE and request.by != self.config.node.name:
+            self._rebalance_asked.set()
+        elif request.what == DRAIN and not self.stopping():
+            self.drain.begin(request.forced, self.workers.connected(), by)
+        elif request.what == UNDRAIN:
+            self.drain.end(by)
+
+    async def _carry_out(self) -> None:
+        """For ever: rebalance when another node asks for it. What is asked meanwhile is one request."""
+        while True:
+            await self._rebalance_asked.wait()
+            self._rebalance_asked = trio.Event()
+            await self.rebalance()
 
     def _send_limits(self, change: ChangeLimits) -> None:
         self.workers.send_all(change)

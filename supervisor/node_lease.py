@@ -33,6 +33,7 @@ from typing import Any, Final, cast
 import redis
 
 from broker.cluster.lane_format import understood
+from broker.config.drain import LONGEST_REFERENCE
 from broker.log import Log
 from broker.store.redis.keys import Keys
 from broker.worker_id import WorkerId
@@ -46,6 +47,8 @@ FORGOTTEN: Final = 86_400.0  # seconds until a node that has not ended as it sho
 CLOCK: Final = 5.0  # seconds that clocks may differ: expiry and retained messages go by them
 MOST_WORKERS: Final = 256  # of a node (node.workers)
 INCARNATION: Final = re.compile("[0-7][0-9a-f]{15}")  # of a worker: 63 bits
+DRAINING: Final = "draining"
+DRAINED: Final = "drained"
 FILE: Final = "incarnation"  # the last one that had the name, in the folder of the node
 
 # Returns {how the name is ours, time, since when leases are renewed without a gap}, and for each node its name, its
@@ -140,6 +143,20 @@ class SharingNode:
         """Seconds for which the node counts as one that runs, if it does not renew its lease; 0.0: it is dead."""
         return 0.0 if self.ended() else max(0.0, self.left, self.spared)
 
+    def draining(self) -> str:
+        """DRAINING: it takes no clients, and has some, or sessions that would end with it; DRAINED: it has none.
+
+        "": it takes clients.
+        """
+        said = self.about.get("drain")
+        return said if said in (DRAINING, DRAINED) else ""
+
+    def reference(self) -> str:
+        """How clients reach it; "": it does not say."""
+        said = self.about.get("reference")
+        fits = isinstance(said, str) and said.isprintable() and len(said) <= LONGEST_REFERENCE
+        return said if fits and isinstance(said, str) and len(said.encode()) <= LONGEST_REFERENCE else ""
+
     def workers(self) -> list[WorkerId | None]:
         """Its workers by shard; None: a shard has none now. []: it says nothing of them, as older versions of Weir."""
         said = self.about.get("incarnations")
@@ -160,12 +177,14 @@ class Identity:
     agreed: Mapping[str, str]  # settings that have to be those of all nodes; secrets as digests
     compared: Mapping[str, str]  # settings that should be
     lanes: int  # the version of its lanes to workers of other nodes (broker/cluster/lane_format.py); 0: it opens none
+    reference: str = ""  # how clients reach it
 
-    def text(self, began: float, incarnations: Sequence[str | None], ended: bool = False) -> str:
-        """*incarnations*: of its workers, by shard, in hexadecimal."""
+    def text(self, began: float, incarnations: Sequence[str | None], ended: bool = False, drain: str = "") -> str:
+        """*incarnations*: of its workers, by shard, in hexadecimal. *drain*: see `SharingNode.draining()`."""
         known = {"host": self.host, "version": self.version, "folder": self.folder, "workers": self.workers}
         settings = {"agreed": dict(self.agreed), "compared": dict(self.compared)}
         now = {"lanes": self.lanes, "incarnations": incarnations, **({"ended": True} if ended else {})}
+        now |= {key: value for key, value in (("reference", self.reference), ("drain", drain)) if value}
         return json.dumps({**known, "began": began, **settings, **now}, separators=(",", ":"), sort_keys=True)
 
 
@@ -192,6 +211,7 @@ class NodeLease:
         self._released = False
         self._began = round(time.time(), 3)
         self._incarnations: list[str | None] = [None] * identity.workers
+        self._drain = ""
         self._file = folder / FILE
         self._log = log
         self._clock_told = False
@@ -200,6 +220,10 @@ class NodeLease:
     def say(self, incarnations: Sequence[str | None]) -> None:
         """From the next renewal on say that the workers have these *incarnations*, by shard."""
         self._incarnations = list(incarnations)
+
+    def say_draining(self, drain: str) -> None:
+        """From the next renewal on say that *drain*: see `SharingNode.draining()`."""
+        self._drain = drain
 
     def take(self, pause: Callable[[float], None]) -> NodeList:
         """Become the node of this name, or wait for the lease of a former one to run out: WAIT at most.
@@ -259,7 +283,7 @@ class NodeLease:
             return self._call(former)
 
     def _call(self, former: str) -> NodeList:
-        text = self.identity.text(self._began, self._incarnations)
+        text = self.identity.text(self._began, self._incarnations, drain=self._drain)
         times = [int(1000 * seconds) for seconds in (LEASE, FORGOTTEN, GAP)]
         more = [former, self.channel, self._keys.durable_owners_of_nodes()]
         arguments = [self.identity.name, self.incarnation, text, *times, *more]

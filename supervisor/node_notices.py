@@ -1,8 +1,9 @@
 # Notices on a channel of Redis that the list of nodes has changed: without them a node would learn of it with its next
 # renewal, seconds later, and its clients would wait for a node that is gone.
 #
-# A notice says only that there is a change: what is lost while Redis cannot be reached costs nothing, as the list is
-# read anew when the subscription stands again. redis-py blocks, so a thread of trio waits for the next message.
+# A notice says only that there is a change, if it is no request (node_requests.py): what is lost while Redis cannot be
+# reached costs nothing, as the list is read anew when the subscription stands again. redis-py blocks, so a thread of
+# trio waits for the next message.
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -25,18 +26,18 @@ class NodeNotices:
         self._me = me.encode()
         self._connection = trio.CancelScope()
 
-    async def listen(self, changed: Callable[[], None]) -> None:
-        """For ever: call *changed* with each notice of another node, and when some may have been missed."""
+    async def listen(self, heard: Callable[[bytes], None]) -> None:
+        """For ever: call *heard* with each notice of another node, and with b"" when some may have been missed."""
         while True:
             with suppress(redis.RedisError, OSError), trio.CancelScope() as self._connection:
-                await self._listen(changed)
+                await self._listen(heard)
             await trio.sleep(RETRY)
 
     def moved(self) -> None:
         """The server has another address."""
         self._connection.cancel()
 
-    async def _listen(self, changed: Callable[[], None]) -> None:
+    async def _listen(self, heard: Callable[[bytes], None]) -> None:
         """Until the connection ends. redis.RedisError, OSError."""
         with self._server() as server, server.pubsub() as subscription:
             await trio.to_thread.run_sync(subscription.subscribe, self._channel, abandon_on_cancel=True)
@@ -44,7 +45,7 @@ class NodeNotices:
                 content = await trio.to_thread.run_sync(_next, subscription, abandon_on_cancel=True)
                 if content != self._me:
                     self.heard += 1
-                    changed()
+                    heard(content)
 
 
 def _next(subscription: PubSub) -> bytes:

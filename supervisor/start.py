@@ -154,6 +154,7 @@ def _take_name(
         agreed={**redis.agreed(), **agreed(config)},
         compared=compared(config),
         lanes=0 if config.inbound.enabled() else LANE_FORMAT,
+        reference=config.node.reference,
     )
     keys = Keys(config.redis.prefix)
     channel = keys.node_notices(redis.address.db)

@@ -1,7 +1,7 @@
 # The admin port: /metrics for Prometheus, /health/live and /health/ready for init systems and load balancers.
 #
-# "Live" means that the supervisor's event loop runs, "ready" that every worker serves. A connection carries one
-# request: a few scrapes a minute are no reason to keep connections open.
+# "Live" means that the supervisor's event loop runs, "ready" that every worker serves and that the node is not drained.
+# A connection carries one request: a few scrapes a minute are no reason to keep connections open.
 # At most CONNECTIONS are open, as each takes a descriptor of the supervisor. If one more comes, the connection that has
 # been idle longest is dropped: a probe is answered while slow scrapers hold all others. An error at this port costs one
 # connection or a moment, never the node.
@@ -125,5 +125,11 @@ def answer(method: bytes, target: bytes, node: Node) -> Answer:
     if target == b"/health/ready":
         if node.ready():
             return 200, PLAIN, b"ready\n"
-        return 503, PLAIN, b"stopping\n" if node.stopping() else b"not all workers serve\n"
+        return 503, PLAIN, _why_not_ready(node)
     return 404, PLAIN, b"There is /metrics, /health/live and /health/ready.\n"
+
+
+def _why_not_ready(node: Node) -> bytes:
+    if node.stopping():
+        return b"stopping\n"
+    return b"draining\n" if node.drain.state else b"not all workers serve\n"

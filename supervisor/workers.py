@@ -17,6 +17,7 @@ from broker.config.sources import described
 from broker.control import heartbeat
 from broker.control.frames import (
     Assignment,
+    DrainNode,
     FromSupervisor,
     FromWorker,
     ListenerSocket,
@@ -50,6 +51,8 @@ from supervisor.worker_process import LATE, WorkerProcess
 
 SHUT_AFTER: Final = 1.0  # seconds; during a longer pause the listening sockets of a shard are shut
 UNTIL_READY: Final = 35.0  # seconds; a worker that hangs while it starts is killed after 30
+
+SERVES: Final = DrainNode(False, False)
 
 Listener = tuple[str, socket.socket]  # transport, listening socket
 
@@ -126,11 +129,12 @@ class Workers:
         all_ready: Callable[[int], None],
         loop_started: Callable[[WorkerProcess], None],
         membership: Membership | None = None,
+        drain: Callable[[], DrainNode] = lambda: SERVES,
     ) -> None:
         """*listeners* of each shard. *all_ready* is called once, with the most connections that the node accepts.
 
         *loop_started* is called with each new worker, once lanes to it may be connected. *membership*: None, the
-        Redis of the node is its own.
+        Redis of the node is its own. *drain*: whether the node is drained now.
         """
         crash_loop = CrashLoop()
         self.config = config
@@ -145,6 +149,7 @@ class Workers:
         self._all_ready = all_ready
         self._loop_started = loop_started
         self._membership = membership
+        self._drain = drain
         self._log = structlog.get_logger()
         self._dead = DeadWorkers(folder.path / "incarnations")
         self._change = trio.Event()  # of the state of a worker; a new event after each
@@ -232,6 +237,7 @@ class Workers:
             limits=self._limits.holding(),
             bans=self._bans.holding(),
             nodes=NOBODY if self._membership is None else self._membership.others,
+            drain=self._drain(),
         )
         inherited = [self._memory, log, self._folder.alive, *(one.descriptor for one in sockets)]
         try:

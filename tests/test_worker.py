@@ -4,7 +4,8 @@ import pytest
 import trio
 import trio.testing
 
-from broker.config.schema import Config, Drain, Sys, Tcp
+from broker.config.drain import Drain
+from broker.config.schema import Config, Sys, Tcp
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, ConnAck, Connect, Disconnect, Packet, PingReq, PingResp, Publish, Subscribe, Wanted
 from broker.mqtt.stream import PacketReader

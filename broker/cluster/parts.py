@@ -9,6 +9,7 @@ from broker.cluster.announcements import Announcements
 from broker.cluster.backbone_parts import make_backbone
 from broker.cluster.background import ClusterBackground
 from broker.cluster.barriers import Barriers
+from broker.cluster.client_moves import ClientMoves
 from broker.cluster.distant_workers import DistantWorkers
 from broker.cluster.forced_takeovers import ForcedTakeovers
 from broker.cluster.incoming_sessions import IncomingSessions
@@ -267,7 +268,7 @@ class ClusterLinks:
 
 
 class ClusterParts:
-    """Takeovers of sessions, and the mesh."""
+    """Takeovers of sessions, clients that are sent to other nodes, and the mesh."""
 
     def __init__(
         self,
@@ -317,6 +318,21 @@ class ClusterParts:
                 protocol.sessions.publish_orphaned_will,
                 links.seal,
             )
+        self.moves = ClientMoves(
+            protocol.lifecycle,
+            links.store,
+            protocol.sessions,
+            base.reactor,
+            self.takeovers,
+            peers,
+            protocol.placement,
+            protection.reports,
+            protocol.connects,
+            base.config.drain,
+            base.workers,
+            base.log,
+            clock,
+        )
         self.mesh = Mesh(
             peers,
             links.announcements,

@@ -49,6 +49,9 @@ class Takeovers:
     def offer(self, session: Session) -> None:
         """This worker ends: let a peer have *session*."""
 
+    def offer_to(self, session: Session, peer: Peer) -> None:
+        """This node is drained: let *peer* have *session*."""
+
     def leaving(self) -> int:
         """Sessions that are on their way to other workers, and have not been taken yet."""
         return 0
@@ -159,8 +162,11 @@ class RegisteredTakeovers(Takeovers):
         peers = self._peers.of_own_node() or self._peers.all
         if peers:
             self._offered += 1
-            user = session.principal.owner().encode()
-            peers[self._offered % len(peers)].tell(wire.frame(wire.OFFER, USER.pack(user) + session.client_id.encode()))
+            self.offer_to(session, peers[self._offered % len(peers)])
+
+    def offer_to(self, session: Session, peer: Peer) -> None:
+        user = session.principal.owner().encode()
+        peer.tell(wire.frame(wire.OFFER, USER.pack(user) + session.client_id.encode()))
 
     def leaving(self) -> int:
         return self._outgoing.pending()

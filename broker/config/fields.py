@@ -91,6 +91,11 @@ def path(default: str = "") -> str:
     return value
 
 
+def line(most: int) -> str:
+    value: str = setting("", Text(most))
+    return value
+
+
 def name(default: str) -> str:
     value: str = setting(default, Name())
     return value

@@ -8,6 +8,7 @@ from ipaddress import ip_address
 from typing import Final
 
 from broker.config.applications import GROUPS, Application
+from broker.config.drain import LONGEST_REFERENCE, Drain
 from broker.config.fields import (
     EXABYTE,
     brokers,
@@ -19,6 +20,7 @@ from broker.config.fields import (
     factor,
     flag,
     hosts,
+    line,
     message_rate,
     name,
     number,
@@ -55,6 +57,7 @@ class Node:
     folder: str = path()  # "" = /var/lib/weir/NAME for root, else weir/NAME in $XDG_STATE_HOME or ~/.local/state
     workers: int = number(0, most=256)  # processes that share the clients; 0 = one for each usable core
     memory: int = size(0)  # bytes that all processes may use; 0 = what the control group or the machine grants
+    reference: str = line(LONGEST_REFERENCE)  # HOST:PORT where clients reach it, for clients that leave other nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -428,11 +431,6 @@ class Log:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drain:
-    timeout: float = duration(5.0, most=3600.0)  # for clients to leave after SIGTERM; most supervisors kill at 10
-
-
-@dataclass(frozen=True, kw_only=True)
 class Config:
     node: Node = field(default_factory=Node)
     listeners: Listeners = field(default_factory=Listeners)
@@ -481,6 +479,8 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
     if config.application.clients and config.store.durability == MEMORY:
         right = '[], as the sessions of APPLICATION clients are durable, and store.durability = "memory" keeps none'
         found.append(("application.clients", right))
+    if config.drain.slowest > config.drain.fastest:
+        found.append(("drain.slowest", f"at most drain.fastest ({config.drain.fastest})"))
     if not config.redis.prefix or set(config.redis.prefix) & set("{} "):  # Redis Cluster hashes the part between braces
         found.append(("redis.prefix", "a word without braces or spaces"))
     found += _log_contradictions(config)

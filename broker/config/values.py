@@ -223,12 +223,15 @@ class Choice:
 
 
 class Text:
-    """A text on one line, such as a path."""
+    """A text on one line, such as a path; of at most *most* bytes in UTF-8, if that is not 0."""
+
+    def __init__(self, most: int = 0) -> None:
+        self._most = most
 
     def take(self, given: object) -> str:
-        if isinstance(given, str) and given.isprintable():
+        if isinstance(given, str) and given.isprintable() and (not self._most or len(given.encode()) <= self._most):
             return given
-        raise ValueError("a text on one line")
+        raise ValueError(f"a text on one line{f' of at most {self._most} bytes' if self._most else ''}")
 
     def show(self, value: str) -> str:
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

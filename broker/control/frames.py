@@ -3,7 +3,7 @@
 #
 # The supervisor sends an Assignment first. A worker sends LoopStarted, then Ready when it accepts connections, a
 # StatisticsReport each second, and Ended as its last frame; a worker that cannot start sends CannotStart instead.
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
 from broker.control.frame_codec import Frame, FrameDecoder
@@ -42,6 +42,15 @@ class DeadNode:
     owners: int  # workers of it whose durable sessions nobody has adopted
 
 
+@dataclass(frozen=True)
+class NodePlace:
+    """What a node that runs says of how clients get there."""
+
+    name: str
+    reference: str  # for a Server Reference; "": it does not say
+    draining: bool  # it takes no clients
+
+
 # From the supervisor.
 
 
@@ -53,6 +62,15 @@ class OtherNodes(Frame):
     former: list[str]  # those of them whose lanes have the format before that of this node: cluster/lane_format.py
     missing: int  # shards of these nodes that have no worker now
     dead: list[DeadNode]
+    places: list[NodePlace] = field(default_factory=list)  # of those that run and say more than that they do
+
+
+@dataclass(frozen=True)
+class DrainNode(Frame):
+    """Have clients use other nodes, and refuse new ones; or, not *on*, end that."""
+
+    on: bool
+    forced: bool  # also if there is no other node
 
 
 @dataclass(frozen=True)
@@ -77,6 +95,7 @@ class Assignment(Frame):
     limits: list[Limit]
     bans: list[Ban]
     nodes: OtherNodes
+    drain: DrainNode
 
 
 @dataclass(frozen=True)
@@ -215,6 +234,7 @@ FromSupervisor = (
     | NewPeer
     | NewCarrier
     | Drain
+    | DrainNode
     | Reload
     | ReopenLog
     | OtherWorkers

@@ -114,6 +114,8 @@ def _received(received: ReceivedReport, now: float) -> dict[str, Any]:
         "cause": report.cause,
         "value": round(report.value, 3),
         "contended": list(report.contended),
+        "clients": report.clients if report.clients >= 0 else None,
+        "connect_wait_s": round(report.connect_wait, 3),
         "age_s": round(age, 3),
         "counts": age <= STALE,
     }

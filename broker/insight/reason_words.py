@@ -120,6 +120,13 @@ ADVICE: Final[dict[Reason, str]] = {
     CloseReason.INPUT_BUDGET: "limits.packet_bytes is the maximum size of a packet. The budget grows with the memory.",
     CloseReason.RETAIN_NOT_SUPPORTED: "limits.retain = true allows retained messages.",
     CloseReason.QOS_NOT_SUPPORTED: "limits.qos is the maximum QoS.",
+    CloseReason.DRAINING: (
+        "`weir undrain NODE` has the node take clients again. node.reference of the other nodes tells MQTT 5.0 clients "
+        "where to go; for others, a load balancer should look at /health/ready."
+    ),
+    CloseReason.OTHER_NODE_CALMER: (
+        "The client was told which. overload.connects_per_second is the number of CONNECTs that a node lets in."
+    ),
     DropReason.NOT_WRITABLE: f"{SLOW} delivery.high_watermark is the number of bytes that may wait for a client.",
     DropReason.PENDING_FULL: (
         f"{SLOW} limits.pending is the size of the queue; it is limits.queue if the session outlives its connection."

@@ -127,12 +127,15 @@ class Connects:
         """CONNECTs that wait."""
         return len(self._waiting)
 
-    def retry_after(self, chance: float) -> float:
+    def ahead(self) -> float:
+        """Seconds that the CONNECTs waiting now will take."""
+        return len(self._waiting) / self._rate if self.limited else 0.0
+
+    def retry_after(self, chance: float, ahead: float) -> float:
         """Seconds after which a refused client may retry; *chance*, from 0 to 1, spreads a fleet.
 
-        It is spread over twice the time that the CONNECTs waiting now will take.
+        *ahead*: seconds that the CONNECTs waiting where it may come to will take; it is spread over twice that time.
         """
-        ahead = len(self._waiting) / self._rate if self.limited else 0.0
         return SOONEST + chance * min(WIDEST, max(SPREAD, 2.0 * ahead))
 
     def _take(self, now: float) -> bool:

@@ -31,6 +31,9 @@ CROWD: Final = 128  # workers whose reports above level 0 are STEP apart
 SLACK: Final = STEP / 4  # seconds: a measurement is as punctual as a turn of the loop
 SPARSEST: Final = 0.4  # seconds between reports above level 0: two may be lost or late before one is STALE
 LARGEST_NUMBER: Final = 1 << 63
+FORMER: Final = 9  # fields of a report of an older version
+FIELDS: Final = 11
+UNKNOWN: Final = -1  # clients
 
 
 class ReportError(Exception):
@@ -48,6 +51,8 @@ class Report:
         cause: str,
         value: float,
         contended: tuple[str, ...],
+        clients: int = 0,
+        connect_wait: float = 0.0,
     ) -> None:
         self.worker = worker
         self.sequence = sequence  # rises from 1 in each incarnation
@@ -55,9 +60,11 @@ class Report:
         self.cause = cause  # the name of the worst signal, "" for none
         self.value = value  # of that, in targets
         self.contended = contended  # names of resources
+        self.clients = clients  # that are connected to the worker; UNKNOWN: an older version does not say
+        self.connect_wait = connect_wait  # seconds that the CONNECTs waiting there will take
 
     def encode(self) -> bytes:
-        fields = (
+        fields: tuple[object, ...] = (
             VERSION,
             self.worker.node,
             self.worker.shard,
@@ -68,10 +75,14 @@ class Report:
             self.value,
             self.contended,
         )
+        if self.clients != UNKNOWN:
+            fields = (*fields, self.clients, self.connect_wait)
         return cast(bytes, msgpack.packb(fields))
 
     def absurd(self) -> bool:
         """Whether a number is out of range, or not a number."""
+        if not 0.0 <= self.connect_wait < math.inf:
+            return True
         return not (0.0 <= self.level <= HIGHEST and 0.0 <= self.value < math.inf)
 
 
@@ -100,6 +111,13 @@ class Reports:
         self._sent_cause = ""
         self._sent_contended: tuple[str, ...] = ()
         self._sent = -math.inf
+        # Of this worker, kept up to date by whoever knows it (cluster/client_moves.py):
+        self.clients = 0
+        self.connect_wait = 0.0  # seconds
+        self.own_level = 0.0
+        self.brief = (
+            False  # a node of an older version is there, which would take a report with more than FORMER for none
+        )
         # In force since the last refresh():
         self.level = 0.0  # the highest level of the cluster
         self.node_level = 0.0
@@ -138,6 +156,8 @@ class Reports:
             level.cause,
             signals.value(level.cause),
             signals.contended,
+            UNKNOWN if self.brief else self.clients,
+            self.connect_wait,
         )
 
     def hear(self, data: bytes, now: float) -> bool:
@@ -167,7 +187,7 @@ class Reports:
 
     def refresh(self, level: WorkerLevel, signals: Signals, now: float) -> None:
         """Find what is in force: from this worker's state, and from the reports of the last second."""
-        self.level = self.node_level = level.value
+        self.level = self.node_level = self.own_level = level.value
         self.cause, self.value = level.cause, signals.value(level.cause)
         self.cause_worker = self._worker
         self.contended = self._resources.bits(signals.contended)
@@ -211,8 +231,8 @@ def decode(data: bytes) -> Report:
     version = fields[0]
     if not isinstance(version, int) or version != VERSION:
         raise ReportError(f"version {repr(version)[:20]}, and only {VERSION} is known")
-    if len(fields) != 9:
-        raise ReportError(f"{len(fields)} fields, not 9")
+    if len(fields) not in (FORMER, FIELDS):
+        raise ReportError(f"{len(fields)} fields, not {FORMER} or {FIELDS}")
     names = fields[8]
     if not isinstance(names, list) or len(names) > MOST_NAMES:
         raise ReportError(f"contended: a list of at most {MOST_NAMES} names is needed")
@@ -223,6 +243,8 @@ def decode(data: bytes) -> Report:
         _name("cause", fields[6]),
         _real("value", fields[7]),
         tuple([_name("contended", one) for one in names]),
+        UNKNOWN if len(fields) == FORMER else _number("clients", fields[9]),
+        0.0 if len(fields) == FORMER else _real("connect_wait", fields[10]),
     )
 
 

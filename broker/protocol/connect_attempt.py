@@ -29,15 +29,16 @@ from broker.metrics.pause_statistics import PauseStatistics
 from broker.mqtt.connect import decode_connect, peek_version
 from broker.mqtt.encode import encode
 from broker.mqtt.fields import read_length
-from broker.mqtt.packets import Connect
+from broker.mqtt.packets import V5, Connect
 from broker.mqtt.packets import Will as WillFields
 from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.overload.connects import Connects
+from broker.overload.placement import LONG, NodeRoom, Placement
 from broker.protocol.ban_enforcement import words
 from broker.protocol.client_kinds import ClientKinds
 from broker.protocol.connection import Connection, PendingConnect
-from broker.protocol.handshake import accept, agree, busy, examine, waiting_memory
+from broker.protocol.handshake import accept, agree, busy, elsewhere, examine, waiting_memory
 from broker.protocol.kind_changes import KindChanges
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.session_lifecycle import SessionLifecycle
@@ -82,6 +83,7 @@ class ConnectAttempts:
         log: Log,
         limits: Limits,
         connects: Connects,
+        placement: Placement,
         pauses: PauseStatistics,
         new_client_id: Callable[[], str],
         chance: Callable[[], float],
@@ -104,6 +106,7 @@ class ConnectAttempts:
         self.log = log
         self.limits = limits
         self.connects = connects
+        self.placement = placement
         self.pauses = pauses
         self.new_client_id = new_client_id
         self.chance = chance
@@ -178,6 +181,8 @@ class ConnectAttempt(PendingConnect):
             reason = CloseReason.SHUTTING_DOWN
         if reason is not None:
             attempts.lifecycle.refuse(self._connection, reason, "", now)  # [MQTT-3.1.4-2], [MQTT-3.1.3-8]
+        elif attempts.lifecycle.draining:
+            self._send_elsewhere(CloseReason.DRAINING, attempts.placement.send(now), now)
         elif self._refused_if_banned(self._packet.user_name, now):
             pass
         elif self._connection.end_reported:
@@ -203,6 +208,11 @@ class ConnectAttempt(PendingConnect):
 
     def _wait(self, now: float) -> None:
         attempts, connection = self._attempts, self._connection
+        if self._packet.version == V5 and attempts.connects.ahead() >= LONG:
+            room = attempts.placement.better(now)
+            if room is not None:
+                self._send_elsewhere(CloseReason.OTHER_NODE_CALMER, room, now)
+                return
         displaced = attempts.connects.offer(self, waiting_memory(self._packet, self._size))
         if displaced is self:
             self._refuse(CloseReason.CONNECTS_WAITING, now)
@@ -446,10 +456,22 @@ class ConnectAttempt(PendingConnect):
     def _refuse(self, reason: CloseReason, now: float) -> None:
         attempts, packet = self._attempts, self._packet
         if reason in BUSY:
-            connack = busy(packet, reason, attempts.connects.retry_after(attempts.chance()))
+            room = attempts.placement.better(now) if packet.version == V5 else None
+            if room is not None:
+                self._send_elsewhere(CloseReason.OTHER_NODE_CALMER, room, now)
+                return
+            wait = attempts.placement.connect_wait(attempts.connects.ahead(), now)
+            connack = busy(packet, reason, attempts.connects.retry_after(attempts.chance(), wait))
             attempts.lifecycle.refuse_with(connack, self._connection, reason, _who(packet), now)
         else:
             attempts.lifecycle.refuse(self._connection, reason, _who(packet), now)
+
+    def _send_elsewhere(self, reason: CloseReason, room: NodeRoom | None, now: float) -> None:
+        """Refuse the client, which is to use the node with that *room*; None: another one."""
+        reference = "" if room is None else room.reference
+        detail = f"sent to {reference}, {_who(self._packet)}" if reference else _who(self._packet)
+        connack = elsewhere(self._packet, reason, reference)
+        self._attempts.lifecycle.refuse_with(connack, self._connection, reason, detail, now)
 
     def _failed(self, error: Exception) -> None:
         self._attempts.lifecycle.failed(self._connection, error, self._attempts.clock())

@@ -16,6 +16,7 @@ from broker.mqtt.properties import (
     REQUEST_PROBLEM_INFORMATION,
     RETAIN_AVAILABLE,
     SERVER_KEEP_ALIVE,
+    SERVER_REFERENCE,
     SESSION_EXPIRY_INTERVAL,
     TOPIC_ALIAS_MAXIMUM,
     USER_PROPERTY,
@@ -30,6 +31,7 @@ UNLIMITED_RECEIVE: Final = 65535  # the receive maximum of a client that names n
 ANY_SIZE: Final = 0
 RETRY_AFTER: Final = "retry-after-ms"  # the user property with the time after which the client may try again
 TOO_MANY: Final = "more clients connect than can be let in at once"
+ELSEWHERE: Final = "use another server"
 
 # Return codes of 3.x. For every other reason the connection is closed without a CONNACK, 3.1.1 [MQTT-3.2.2-6].
 RETURN_CODES: Final = {
@@ -50,6 +52,8 @@ RETURN_CODES: Final = {
     CloseReason.SESSION_LIMIT: 3,
     CloseReason.WILL_BUDGET: 3,
     CloseReason.SHUTTING_DOWN: 3,
+    CloseReason.DRAINING: 3,
+    CloseReason.OTHER_NODE_CALMER: 3,
     CloseReason.BAD_CREDENTIALS: 4,
     CloseReason.NOT_AUTHORIZED: 5,
     CloseReason.BANNED: 5,
@@ -166,13 +170,30 @@ def busy(packet: Connect, reason: CloseReason, retry_after: float) -> ConnAck | 
     """The CONNACK that refuses a client which may try again in *retry_after* seconds. 5.0 has properties that say so,
     if the client accepts them.
     """
-    connack = refuse(packet.version, reason)
-    if connack is None or packet.version != V5 or not _number(packet.properties, REQUEST_PROBLEM_INFORMATION, 1):
-        return connack
-    most = _number(packet.properties, MAXIMUM_PACKET_SIZE, ANY_SIZE)
+    if not _number(packet.properties, REQUEST_PROBLEM_INFORMATION, 1):
+        return refuse(packet.version, reason)
     retry: Properties = {USER_PROPERTY: [(RETRY_AFTER, str(int(retry_after * 1e3)))]}
     explained: Properties = {REASON_STRING: TOO_MANY, **retry}
-    for properties in (explained, retry):
+    return _refuse_with(packet, reason, [explained, retry])
+
+
+def elsewhere(packet: Connect, reason: CloseReason, reference: str) -> ConnAck | None:
+    """The CONNACK that refuses a client which is to use another server. 5.0 has a property that says how to reach it,
+    if the *reference* is known: not "".
+    """
+    where: Properties = {SERVER_REFERENCE: reference} if reference else {}
+    if not _number(packet.properties, REQUEST_PROBLEM_INFORMATION, 1):  # it is about reason strings (3.1.2.11.7)
+        return _refuse_with(packet, reason, [where])
+    return _refuse_with(packet, reason, [{REASON_STRING: ELSEWHERE, **where}, where])
+
+
+def _refuse_with(packet: Connect, reason: CloseReason, choices: list[Properties]) -> ConnAck | None:
+    """The CONNACK that refuses, with the first of the *choices* of properties that the client has room for."""
+    connack = refuse(packet.version, reason)
+    if connack is None or packet.version != V5:
+        return connack
+    most = _number(packet.properties, MAXIMUM_PACKET_SIZE, ANY_SIZE)
+    for properties in choices:
         fuller = ConnAck(False, connack.code, properties)
         if most == ANY_SIZE or len(encode(fuller, V5)) <= most:  # [MQTT-3.2.2-19], [MQTT-3.2.2-20]
             return fuller

@@ -17,7 +17,7 @@ from broker.metrics.counters import Counters
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, ConnAck, Disconnect, Properties
 from broker.mqtt.packets import Will as WillFields
-from broker.mqtt.properties import REASON_STRING, SESSION_EXPIRY_INTERVAL
+from broker.mqtt.properties import REASON_STRING, SERVER_REFERENCE, SESSION_EXPIRY_INTERVAL
 from broker.net.reactor import Reactor
 from broker.overload.addresses import Address, Addresses
 from broker.protocol.connection import GRACE, Connection
@@ -62,6 +62,7 @@ class ConnectionLifecycle:
         """*connections*: how many may have a session at once."""
         self.connected = 0  # connections with a session
         self.stopping = False  # each CONNECT is refused
+        self.draining = False  # the same, as clients are to use other nodes
         self._timers_held = False
         self._sessions = sessions
         self._addresses = addresses
@@ -206,24 +207,31 @@ class ConnectionLifecycle:
         self._leave(connection, Input.DISCONNECT, CloseReason.CLIENT_DISCONNECTED, "", now)
         self._reactor.close(connection, now)
 
-    def close(self, connection: Connection, reason: CloseReason, now: float, detail: str = "") -> None:
+    def close(
+        self, connection: Connection, reason: CloseReason, now: float, detail: str = "", reference: str = ""
+    ) -> None:
         """Close *connection*, with a DISCONNECT if its version has one for a client.
 
+        *reference*: how to reach the server that the client is to use; "": it is not told.
+
         Only a client that has had its CONNACK gets a DISCONNECT [MQTT-3.14.0-1], with the code of *reason*
-        [MQTT-3.14.2-1] and at most a reason string: no expiry [MQTT-3.14.2-2], no user properties [MQTT-3.14.2-4]. It
-        is the last packet [MQTT-3.14.4-1], and the connection is closed with it or without it [MQTT-3.14.4-2],
-        [MQTT-4.13.2-1].
+        [MQTT-3.14.2-1] and at most a reason string and a reference: no expiry [MQTT-3.14.2-2], no user properties
+        [MQTT-3.14.2-4]. It is the last packet [MQTT-3.14.4-1], and the connection is closed with it or without it
+        [MQTT-3.14.4-2], [MQTT-4.13.2-1].
         """
         if connection.ended():
             return
         session = connection.session
         if session is not None and connection.version == V5 and reason.code:
-            properties: Properties = {}
+            where: Properties = {SERVER_REFERENCE: reference} if reference else {}
+            properties: Properties = {**where}
             if detail and connection.wants_reasons:
                 properties[REASON_STRING] = detail
             goodbye = encode(Disconnect(reason.code, properties), V5)
-            if session.maximum_packet and len(goodbye) > session.maximum_packet:
-                goodbye = encode(Disconnect(reason.code), V5)  # [MQTT-3.14.2-3]
+            if session.maximum_packet and len(goodbye) > session.maximum_packet:  # [MQTT-3.14.2-3]
+                goodbye = encode(Disconnect(reason.code, where), V5)
+                if len(goodbye) > session.maximum_packet:
+                    goodbye = encode(Disconnect(reason.code), V5)
             connection.outbox.answer(goodbye)
             self._counters.answers_sent += 1
         self._leave(connection, Input.CLOSE, reason, detail, now)
@@ -307,6 +315,13 @@ class ConnectionLifecycle:
         if not connection.ended():
             self._leave(connection, Input.PEER_GONE, reason, "", now)
         self._reactor.destroy(connection)
+
+    def refuse_attempts(self, reason: CloseReason, now: float) -> None:
+        """Refuse each CONNECT that is not answered yet."""
+        for stream in self._reactor.streams():
+            connection = cast(Connection, stream)
+            if connection.attempt is not None:
+                self.refuse(connection, reason, "", now)
 
     def stop(self, now: float) -> None:
         """Close all connections because the worker shuts down (3.14.2.1: 0x8B), and refuse each further CONNECT."""

@@ -16,6 +16,7 @@ from broker.overload.addresses import Addresses
 from broker.overload.connects import Connects
 from broker.overload.level import cold_of, store_rate_of
 from broker.overload.monitor import OverloadMonitor
+from broker.overload.placement import Placement
 from broker.overload.protection import Protection
 from broker.overload.store_rate import StoreRate
 from broker.protocol.background import Background
@@ -236,7 +237,8 @@ class ProtocolParts:
             )
         self._base = base
         self._routes = routes
-        self._connects = connects
+        self.connects = connects
+        self.placement = Placement(base.worker, base.workers, protection.reports)
         self._metrics = metrics
         self._acl = acl
 
@@ -260,7 +262,8 @@ class ProtocolParts:
             base.counters,
             base.client_log,
             base.config.limits,
-            self._connects,
+            self.connects,
+            self.placement,
             self._metrics.pauses,
             _new_client_id,
             random.random,

@@ -17,11 +17,13 @@ from broker.control.frames import (
     ChangeLimits,
     DeadNode,
     Drain,
+    DrainNode,
     Ended,
     FromSupervisor,
     ListenerSocket,
     LoopStarted,
     NewPeer,
+    NodePlace,
     OtherNodes,
     OtherWorkers,
     PeerSockets,
@@ -45,6 +47,7 @@ FRAMES: st.SearchStrategy[FromSupervisor] = (
     | st.builds(Drain, st.booleans())
     | st.builds(Request, st.just(1), st.text(), REPORTS)
 )
+PLACE = NodePlace("other", "other.example.com:1883", True)
 ASSIGNMENT = Assignment(
     worker=WorkerId("node", 1, (1 << 63) - 1),
     memory=1 << 30,
@@ -63,7 +66,8 @@ ASSIGNMENT = Assignment(
     overrides=[{"user": "u", "queue": 5}],
     limits=[{"client": "c", "until": 1.5}],
     bans=[{"kind": "client", "value": "c", "until": 1.5}],
-    nodes=OtherNodes([WorkerId("other", 0, 7)], ["other"], 1, [DeadNode("dead", [WorkerId("dead", 0, 8)], 2)]),
+    nodes=OtherNodes([WorkerId("other", 0, 7)], ["other"], 1, [DeadNode("dead", [WorkerId("dead", 0, 8)], 2)], [PLACE]),
+    drain=DrainNode(True, False),
 )
 
 

@@ -214,4 +214,6 @@ def test_who_comes_later_is_spread_over_the_time_that_the_others_take(
     connects.at_once(NOW)
     wait(connects, waiting)
 
-    assert [SOONEST, SOONEST + longest / 2, SOONEST + longest] == [connects.retry_after(n / 2) for n in range(3)]
+    assert [SOONEST, SOONEST + longest / 2, SOONEST + longest] == [
+        connects.retry_after(n / 2, connects.ahead()) for n in range(3)
+    ]

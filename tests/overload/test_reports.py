@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from broker.config.schema import Overload
 from broker.overload.level import Resources, Signals, WorkerLevel
-from broker.overload.reports import MOST_WORKERS, Report, ReportError, Reports, decode
+from broker.overload.reports import MOST_WORKERS, UNKNOWN, Report, ReportError, Reports, decode
 from broker.worker_id import WorkerId
 
 SETTINGS = Overload()
@@ -51,11 +51,28 @@ def report(
 
 def test_a_report_is_read_as_it_was_written() -> None:
     """Workers would not understand each other."""
-    written = Report(WorkerId("weir-1", 3, 1 << 60), 9, 9.99, "lag", 100.0, ("store", "weir-1/3"))
+    written = Report(WorkerId("weir-1", 3, 1 << 60), 9, 9.99, "lag", 100.0, ("store", "weir-1/3"), 17, 2.5)
     read = decode(written.encode())
 
     assert (WorkerId("weir-1", 3, 1 << 60), 9) == (read.worker, read.sequence)
     assert (9.99, "lag", 100.0, ("store", "weir-1/3")) == (read.level, read.cause, read.value, read.contended)
+    assert (17, 2.5) == (read.clients, read.connect_wait)
+
+
+def test_a_report_of_an_older_version_is_read() -> None:
+    """During an upgrade the level of nodes that are still to come would not be in force elsewhere."""
+    read = decode(msgpack.packb(FIELDS))
+
+    assert (2.5, UNKNOWN, 0.0) == (read.level, read.clients, read.connect_wait)
+
+
+def test_nodes_of_an_older_version_can_read_reports() -> None:
+    """While a cluster is upgraded, no node of the former version would follow the level of the others."""
+    here = Here()
+    here.reports.clients = 7
+    here.reports.brief = True
+
+    assert 9 == len(msgpack.unpackb(here.reports.own(here.level, here.signals, 0.0).encode()))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +87,10 @@ def test_a_report_is_read_as_it_was_written() -> None:
         (msgpack.packb([]), "no list of fields"),
         (msgpack.packb([2, *FIELDS[1:]]), "version 2, and only 1 is known"),
         (msgpack.packb(["x" * 1000]), "version 'xxxxxxxxxxxxxxxxxxx, and only 1"),
-        (msgpack.packb(FIELDS[:8]), "8 fields, not 9"),
+        (msgpack.packb(FIELDS[:8]), "8 fields, not 9 or 11"),
+        (msgpack.packb([*FIELDS, 1]), "10 fields, not 9 or 11"),
+        (msgpack.packb([*FIELDS, -1, 0.0]), "clients: a whole number of 0 or more"),
+        (msgpack.packb([*FIELDS, 1, "soon"]), "connect_wait: a number"),
         (msgpack.packb([1, b"weir", *FIELDS[2:]]), "node: a name"),
         (msgpack.packb([1, "x" * 257, *FIELDS[2:]]), "node: a name of at most 256 characters"),
         (msgpack.packb([*FIELDS[:2], True, *FIELDS[3:]]), "worker: a whole number"),
@@ -105,7 +125,9 @@ def test_absurd_levels_and_values_are_ignored(wrong: float) -> None:
 
     assert not here.hear(report(level=wrong))
     assert not here.hear(report(value=-1.0)) and not here.hear(report(value=math.nan))
-    assert {"out_of_range": 3} == here.ignored()
+    for wait in (-1.0, math.nan, math.inf):
+        assert not here.hear(Report(WorkerId("weir", 1, 1), 1, 1.0, "", 0.0, (), 0, wait))
+    assert {"out_of_range": 6} == here.ignored()
     assert 0.0 == here.refreshed().level
 
 

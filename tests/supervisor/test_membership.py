@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from broker.control.frames import DeadNode, OtherNodes
+from broker.control.frames import DeadNode, NodePlace, OtherNodes
 from broker.worker_id import WorkerId
 from supervisor import membership, node_lease
 from supervisor.membership import NOBODY, Membership
+from supervisor.node_lease import DRAINING, SharingNode
+from supervisor.node_requests import REQUEST
 from tests.redis_servers import RunningRedis
 from tests.supervisor.test_node_lease import CHANNEL, KEYS, N1, Cluster
 
@@ -281,7 +283,8 @@ async def test_a_node_with_other_lanes_is_known_and_not_joined(cluster: Cluster,
     found = lease.renew()
     second = Membership(lease, found, lambda others: None, cluster.log)
 
-    assert NOBODY == second.others
+    assert NOBODY == replace(second.others, places=[])
+    assert ([] if ours else [NodePlace("n1", "", False)]) == second.others.places
     assert second.why_apart(found.nodes["n1"])
     assert "" == second.why_apart(found.nodes["n2"])
 
@@ -337,3 +340,55 @@ async def test_a_storm_of_notices_costs_little(cluster: Cluster, monkeypatch: py
         await trio.to_thread.run_sync(storm)
 
         assert 0 < node.membership.looks - looks <= 3 + (trio.current_time() - began) / membership.LEAST
+
+
+async def test_nodes_learn_at_once_which_one_is_drained_and_how_clients_reach_it(cluster: Cluster) -> None:
+    """Clients would be sent to a node that takes none, for seconds, or could not be told where to go."""
+    first = RunningNode(cluster, replace(N1, reference="one.example.com:1883"))
+    second = RunningNode(cluster, N2)
+    assert [NodePlace("n1", "one.example.com:1883", False)] == second.membership.others.places
+    assert ["n1"] == second.membership.taking_clients()
+    async with running(first, second):
+        await _subscribed(cluster, 2)
+        began = trio.current_time()
+
+        first.membership.say_draining(DRAINING)
+        others = await second.until(lambda others: others.places[0].draining)
+        assert ([NodePlace("n1", "one.example.com:1883", True)], []) == (
+            others.places,
+            second.membership.taking_clients(),
+        )
+        first.membership.say_draining("")
+        await second.until(lambda others: not others.places[0].draining)
+
+        assert trio.current_time() - began < node_lease.RENEW
+
+
+@pytest.mark.parametrize("wrong", [7, "x" * 2000, "\u00e9" * 600, "line\nline", "\ud800", None])
+def test_a_reference_that_no_client_could_use_is_none(wrong: object) -> None:
+    """Whoever may write to Redis could have all clients of a cluster disconnected by a packet that is malformed."""
+    about = {"reference": wrong, "drain": wrong}
+    node = SharingNode(name="n", incarnation="", left=1.0, spared=0.0, owners=0, about=about)
+
+    assert ("", "") == (node.reference(), node.draining())
+
+
+async def test_requests_of_other_nodes_are_handed_on_and_are_no_reason_to_look(cluster: Cluster) -> None:
+    """`weir drain` of a node elsewhere would do nothing; or requests would keep all supervisors busy."""
+    first = RunningNode(cluster)
+    heard: list[bytes] = []
+    came = trio.Event()
+
+    def take(content: bytes) -> None:
+        heard.append(content)
+        came.set()
+
+    first.membership.requested = take
+    async with running(first):
+        await _subscribed(cluster, 1)
+        with cluster.server.client() as client:
+            client.publish(CHANNEL, REQUEST + b"whatever")
+        with trio.fail_after(10):
+            await came.wait()
+
+    assert [REQUEST + b"whatever"] == heard

@@ -35,6 +35,12 @@ async def test_health_follows_the_workers(node: Node) -> None:
     process.became_ready()
     assert (200, b"ready\n") == answer(b"GET", b"/health/ready", node)[::2]
 
+    node.drain.begin(False, 0, "a test")
+    assert (503, b"draining\n") == answer(b"GET", b"/health/ready", node)[::2]
+    assert (200, b"live\n") == answer(b"GET", b"/health/live", node)[::2]
+    node.drain.end("a test")
+    assert (200, b"ready\n") == answer(b"GET", b"/health/ready", node)[::2]
+
     node.stop("a test")
     assert (503, b"stopping\n") == answer(b"GET", b"/health/ready", node)[::2]
     process.mark_dead()

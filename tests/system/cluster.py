@@ -27,19 +27,23 @@ class Cluster:
         self.nodes: list[Node] = []
         self._folder = folder
 
-    def start(self, number: int, build: Path | None = None) -> Node:
-        """Start node *number*, for the first time or again with its folder. *build*: see `Node`."""
+    def start(self, number: int, build: Path | None = None, port: int = 0, **more: object) -> Node:
+        """Start node *number*, for the first time or again with its folder.
+
+        *build*: see `Node`. *port*: 0: any. *more*: settings.
+        """
         folder = self._folder / f"n{number}"
         folder.mkdir(exist_ok=True)
         started = Node(
             folder,
             2,
+            port,
             build=build,
             node__name=f"n{number}",
             redis__url=f"unix://{self.redis.socket}",
             store__durability="process",
             log__client_events_per_second=1000,
-            **self._settings,
+            **{**self._settings, **more},
         )
         self.nodes[number - 1 : number] = [started]
         return started

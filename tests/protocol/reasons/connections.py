@@ -9,7 +9,10 @@ from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, ConnAck, Connect, Disconnect, PingReq, Publish, Subscribe, Wanted, Will
 from broker.mqtt.properties import AUTHENTICATION_METHOD, SESSION_EXPIRY_INTERVAL, TOPIC_ALIAS, USER_PROPERTY
 from broker.net.transports.handshakes import UNDER_WAY
+from broker.overload.placement import FEW, Place
+from broker.overload.reports import Report
 from broker.reasons import CloseReason
+from broker.worker_id import WorkerId
 from tests.inprocess import Broker, Client
 from tests.insight.operators import Operator
 from tests.net.tls import Authority, Later, TlsSocket, shake, transport
@@ -151,6 +154,50 @@ def stopped(stage: Stage) -> Seen:
     client = broker.connect("phone", V5)
     broker.lifecycle.stop(broker.clock.now)
     return Seen([broker], "phone", heard(client))
+
+
+@happens(CloseReason.DRAINING)
+def drained(stage: Stage) -> Seen:
+    broker = stage.brokers()
+    client = broker.connect("phone", V5)
+    other_node(broker)
+    broker.worker.cluster.moves.drain(True, False)
+    broker.clock.now += 0.5
+    broker.worker.cluster.moves.run()
+    return Seen([broker], "phone", heard(client))
+
+
+@happens(CloseReason.REBALANCED)
+def surplus(stage: Stage) -> Seen:
+    broker = stage.brokers()
+    clients = [broker.connect(f"{number}") for number in range(2 * FEW)]
+    client = broker.connect("phone", V5)
+    broker.worker.cluster.moves.run()  # it counts its clients
+    other_node(broker)
+    assert FEW == broker.worker.cluster.moves.rebalance()
+    broker.clock.now += 0.5
+    broker.worker.cluster.moves.run()
+    broker.settle()
+    assert FEW == sum(one.closed for one in [*clients, client])
+    return Seen([broker], "phone", heard(client))
+
+
+@happens(CloseReason.OTHER_NODE_CALMER)
+def sent_to_a_calmer_node(stage: Stage) -> Seen:
+    broker = stage.brokers(Config(overload=Overload(connects_per_second=1, connect_burst=1)))
+    for number in range(8):
+        broker.open(V5).send(Connect(V5, f"{number}"))
+    broker.settle()
+    broker.worker.cluster.moves.run()  # it sees how many wait
+    other_node(broker)
+    return _refused(broker)
+
+
+def other_node(broker: Broker) -> None:
+    """There is another node, which is calm and has no clients."""
+    broker.worker.protocol.placement.set([Place("other", "other.example.com:1883")])
+    report = Report(WorkerId("other", 0, 1), 1, 0.0, "", 0.0, ())
+    assert broker.protection.reports.hear(report.encode(), broker.clock.now)
 
 
 @happens(CloseReason.INTERNAL_ERROR)
