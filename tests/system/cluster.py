@@ -27,7 +27,7 @@ class Cluster:
         self.nodes: list[Node] = []
         self._folder = folder
 
-    def start(self, number: int, build: Path | None = None, port: int = 0, **more: object) -> Node:
+    def start(self, number: int, build: Path | None = None, port: int = 0, **more: Any) -> Node:
         """Start node *number*, for the first time or again with its folder.
 
         *build*: see `Node`. *port*: 0: any. *more*: settings.

@@ -37,12 +37,12 @@ class Drained:
         return json.loads(self.weir(*words, "--json").stdout)
 
 
-def start(folder: Path, redis: RunningRedis, **settings: object) -> Iterator[Cluster]:
+def start(folder: Path, redis: RunningRedis, **settings: Any) -> Iterator[Cluster]:
     cluster = Cluster(folder, redis, settings)
     try:
         for number in (1, 2):
             port = free_port()
-            admin = {"admin__enabled": "true", "admin__port": free_port()}
+            admin: dict[str, Any] = {"admin__enabled": "true", "admin__port": free_port()}
             cluster.start(number, port=port, node__reference=f"{HOST}:{port}", **admin)
         cluster.wait_joined()
         yield cluster
