@@ -98,6 +98,9 @@ class IncomingSessions:
         missing = len(self._peers.of_own_node()) < self._others or self._peers.absent > 0
         self._ask(client_id, self._peers.all, epoch, user, wanted, then, missing)
 
+    def reaches(self, owner: Owner) -> bool:
+        return self._peers.find(owner.worker) is not None
+
     def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
         peer = self._peers.find(owner.worker)
         if peer is None:

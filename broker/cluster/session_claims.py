@@ -9,6 +9,11 @@
 # A session of another user is not given up. Where it is on this worker, the claim is refused before anything changes.
 # Otherwise Redis refuses if the session is at another node, and the worker that has it if it is at this node: only that
 # worker knows whether the session has just ended. It then owns the session with an epoch after that of the claim.
+#
+# Who owns a session says who serves its client next; who has a durable session stored says where it is. The two differ
+# after times without Redis: a claim was carried out that its worker had given up, or a client was back at a worker that
+# does not know yet that the session was taken from it. So a worker ends a durable session for another owner, says that
+# it has one, or has it ended elsewhere, only once the store has said where the session is.
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -171,9 +176,14 @@ class SessionClaims:
         claim = self._claims.get(client_id)
         if claim is not None:
             claim.questions.append(then)
+        elif self.durable is not None and self._has(client_id):
+            self.durable.confirm(lambda: then(self._has(client_id)))  # it may have been taken in the store
         else:
-            cold = self.durable is not None and self.durable.cold.has(client_id)
-            then(cold or self.store.find(client_id) is not None)
+            then(self._has(client_id))
+
+    def _has(self, client_id: str) -> bool:
+        cold = self.durable is not None and self.durable.cold.has(client_id)
+        return cold or self.store.find(client_id) is not None
 
     def keep_owned(self, session: Session, epoch: int) -> None:
         """*session* was claimed in vain: this worker owns it with *epoch*, the one after that claim.
@@ -199,11 +209,19 @@ class SessionClaims:
     def tick(self, now: float) -> float:
         """Settle the conflicts that the registry has found; nothing is ever due."""
         for conflict in self.registry.owned.take_conflicts():
-            if conflict.ours:
-                self.requests.take_over(conflict.client_id, conflict.owner, conflict.ours, ANYBODY, False, _ignore)
-            else:
+            if not conflict.ours:
                 self._superseded(conflict)
+            elif self.durable is None:
+                self._end_elsewhere(conflict)
+            else:
+                self.durable.confirm(partial(self._end_elsewhere, conflict))
         return NOTHING_DUE
+
+    def _end_elsewhere(self, conflict: OwnershipConflict) -> None:
+        """Have the former owner end the session, which is this worker's, if it is still."""
+        client_id, ours = conflict.client_id, conflict.ours
+        if self.registry.epoch_of(client_id) == ours:
+            self.requests.take_over(client_id, conflict.owner, ours, ANYBODY, False, _ignore)
 
     def _superseded(self, conflict: OwnershipConflict) -> None:
         """Another worker owns a session that is here, unless its claim was carried out after it was abandoned."""
@@ -213,11 +231,15 @@ class SessionClaims:
             self.requests.whether(conflict.client_id, conflict.owner, settle)
 
     def _settle(self, session: Session, owner: Owner, has: bool) -> None:
-        """*owner* says whether it has *session*: end it here, or own it again."""
+        """*owner* says whether it has *session*: end it here, or own it again.
+
+        If *owner* cannot be asked it counts as having *session*. A durable one stays then, unless it was taken in the
+        store: the claim of *owner* may have been given up, and with *session* all that is stored of it would end.
+        """
         client_id = session.client_id
         if self.store.find(client_id) is not session or self.registry.epoch_of(client_id) or client_id in self._claims:
             return  # meanwhile it has been handed over, or claimed here again
-        if has:
+        if has and (session.storage is None or self.requests.reaches(owner)):
             self.evict(session)
         else:
             self.keep_owned(session, owner.epoch + 1)

@@ -109,6 +109,10 @@ class TakeoverRequests(Protocol):
         """As `take_over()`, but of whichever worker of the cluster has *client_id*: Redis does not know which one."""
         ...
 
+    def reaches(self, owner: Owner) -> bool:
+        """Whether *owner* can be asked now."""
+        ...
+
     def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
         """Call *then* with whether *owner* has the session of *client_id*.
 

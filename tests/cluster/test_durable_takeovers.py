@@ -44,6 +44,7 @@ __all__ = ["names"]  # a fixture
 pytestmark = pytest.mark.system  # a real Redis
 
 StartNode = Callable[[int], Node]
+LATER = 1_000_000_000  # microseconds, of epochs
 PATIENCE = 10.0  # seconds for what should take milliseconds
 LASTING: Properties = {SESSION_EXPIRY_INTERVAL: 100}
 
@@ -587,14 +588,16 @@ def test_a_session_is_taken_from_the_worker_that_has_adopted_it_and_does_not_ans
     assert ["queue 2", "session 2"] == stored_at(redis)
 
 
-def named_as_owner(redis: RunningRedis, broker: Broker) -> None:
-    """Redis names *broker* as the owner of the session, by a claim whose answer is lost."""
+def named_as_owner(redis: RunningRedis, broker: Broker, later: int = 0) -> Owner:
+    """Redis names *broker* as the owner of the session, by a claim whose answer is lost: *later* than the last one."""
     key = Keys("weir").owner(b"me")
     text = redis.client().get(key)
     assert isinstance(text, bytes)
     former = read_owner(text)
     assert former is not None
-    redis.client().set(key, Owner(former.epoch, broker.identity, former.user).text())
+    owner = Owner(former.epoch + later, broker.identity, former.user)
+    redis.client().set(key, owner.text())
+    return owner
 
 
 def test_a_session_is_taken_from_a_dead_worker_although_redis_names_another_one(
@@ -858,6 +861,84 @@ def test_who_keeps_a_session_that_is_taken_a_moment_later_does_not_end_it(
     assert [1] == sessions(node)
     assert ["queue 2", "session 2"] == stored_at(redis)
     assert [(b"1", 1, True)] == messages(arrive(node[0]))
+
+
+def claim_again(broker: Broker) -> None:
+    """As after a time without Redis."""
+    broker.claims.registry.owned.mark_all_stale()
+
+
+def test_a_session_stays_although_redis_names_a_worker_that_cannot_be_asked(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """A claim at a node that is cut off, carried out after it was given up, would delete the session and its queue."""
+    node = start_node(2)
+    subscriber(node[0]).drop()
+    publish(node[0], b"1")
+    gone = node[1]
+    named_as_owner(redis, gone, LATER)
+    node.kill(gone, heard=False)
+    claim_again(node[0])
+    node.advance(2.5)
+
+    assert [0] == sessions(node)
+    assert ["queue 1", "session 1"] == stored_at(redis)
+    assert [b"1"] == [payload for payload, _, _ in messages(arrive(node[0]))]
+
+
+def taken_while_cut_off(node: Node) -> Client:
+    """The session, which is at the second worker now. The first one is told nothing by Redis, and does not know."""
+    subscriber(node[0]).drop()
+    publish(node[0], b"1")
+    node[0].stopped = True
+    client = coming(node[1])
+    node[1].advance(2.2)
+    assert [True] == presence(client)
+    if len(node.names) > 1:
+        node[1].mesh.restarted(node[0].identity)  # what was asked meanwhile is lost with the lanes
+    node[0].answered = False
+    node[0].reactor.pause(replies_of(node[0]), Pause.FANOUT)
+    node[0].stopped = False
+    node.advance(0.5)
+    return client
+
+
+def tell(node: Node) -> None:
+    """Redis tells the first worker as well."""
+    node.advance(0.5)
+    node[0].reactor.resume(replies_of(node[0]), Pause.FANOUT)
+    node[0].answered = True
+    node.advance(0.5)
+
+
+def test_a_worker_says_that_it_has_a_session_once_the_store_has_said_so(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """A worker that was cut off would have the session ended by the one that has taken it meanwhile."""
+    node = start_node(2)
+    client = taken_while_cut_off(node)
+    named_as_owner(redis, node[0], LATER)
+    claim_again(node[1])
+    tell(node)
+
+    assert [1] == sessions(node)
+    assert ["queue 2", "session 2"] == stored_at(redis)
+    assert [(b"1", 1, True)] == messages(client)
+
+
+def test_a_worker_has_a_session_ended_elsewhere_only_if_the_store_says_that_it_is_here(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """A worker that was cut off, and had its client back meanwhile, would end what was taken from it."""
+    node = start_node(2)
+    client = taken_while_cut_off(node)
+    owner = named_as_owner(redis, node[1])
+    node[0].claims.registry.hold_locally("me", owner.epoch + LATER, owner.user, b"")
+    tell(node)
+
+    assert [1] == sessions(node)
+    assert ["queue 2", "session 2"] == stored_at(redis)
+    assert [(b"1", 1, True)] == messages(client)
 
 
 # Wills and publishers, when a worker dies or hangs.

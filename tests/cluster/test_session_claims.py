@@ -48,6 +48,9 @@ class Node:
     def claim_everywhere(self, client_id: str, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
         self.claim_within_node(client_id, epoch, user, wanted, then)
 
+    def reaches(self, owner: Owner) -> bool:
+        return owner.worker.incarnation_text in self.workers
+
     def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
         worker = self.workers.get(owner.worker.incarnation_text)
         self._do(lambda: worker.claims.answer_whether(client_id, then) if worker else then(False))
