@@ -9,6 +9,10 @@
 # outboxes of lanes are flushed first, and the virtual stream whose flush composes the messages (`_Composer`) comes
 # behind them. While Redis is away the lanes wait: WINDOW bytes are kept here, and the rest in the outboxes, which the
 # gates of peers bound. Control frames have no gate: beyond MOST_WAITING the lanes fail and are begun anew.
+#
+# There are lanes to a thousand workers perhaps, of which few have something to do at one time. So those that have are
+# in a heap by when, and a tick looks at no others.
+import heapq
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -34,6 +38,7 @@ from broker.worker_id import WorkerId
 MOST_WAITING: Final = 16 * 1024 * 1024  # bytes of control frames that are not sent: the peer is gone or far too slow
 MOST_UNSERVED: Final = 16 * 1024 * 1024  # bytes received that are not served; an honest peer's gate lets 2 MiB pass
 LOOK: Final = 0.5  # seconds between two looks at the outboxes
+SPARE: Final = 64  # entries of ends that are due, beyond four for each
 LOG_INTERVAL: Final = 60.0  # seconds between two lines
 NEVER: Final = float("inf")
 SOMETHING: Final = b"\0"
@@ -86,7 +91,9 @@ class NodeLanes:
         self._ends: dict[int, _Ends] = {}  # by the incarnation of the other end
         self._marked: list[_Ends] = []  # that have something to send
         self._epoch = 0  # the last one
-        self._due = NEVER  # when an end has something to do
+        self._due: list[tuple[float, int, _Ends]] = []  # a heap: when ends have something to do; `_Ends.due` says so
+        self._number = 0  # of the last entry
+        self._look_at = 0.0  # while Redis is away: when all outboxes are looked at
         self._connected = (0, 0)  # `times_ready` of both connections when the ends were told so
         self._restarts = 0  # that the log does not have
         self._logged = -LOG_INTERVAL
@@ -123,7 +130,6 @@ class NodeLanes:
         ends = _Ends(self, self._reactor, self._lender.dup(), self._lender.dup(), worker, pair, channel)
         self._ends[worker.incarnation] = ends
         self.mark(ends)
-        self._due_by(now + LOOK)
         self._reactor.wake()
         return ends.data.stream, ends.control.stream
 
@@ -145,10 +151,9 @@ class NodeLanes:
             for ends in self._ends.values():
                 ends.pair.connected(now)
                 self.mark(ends)
-            self._due = now
-        if now >= self._due:
-            self._tick_ends(now)
-        return min(due, self._due)
+        if self._ready():
+            return min(due, self._tick_due(now))
+        return min(due, self._look_at_all(now))
 
     def statistics(self) -> NodeLanesStatistics:
         statistics = NodeLanesStatistics()
@@ -190,11 +195,11 @@ class NodeLanes:
                 counters.lane_bytes_sent += len(message)
                 self._publish.publish(ends, ends.head, self._seal.seal(LANE, ends.channel, message), now)
             counters.lane_bytes_resent += pair.data.resent + pair.control.resent - resent
-            self._due_by(pair.due())
+            self.due_by(ends, pair.due())
 
     def published(self, ends: "_Ends", receivers: int, now: float) -> None:
         ends.pair.published(receivers, now)
-        self._due_by(ends.pair.due())
+        self.due_by(ends, ends.pair.due())
 
     def _ready(self) -> bool:
         return self._publish.state == READY and self._subscription.state == READY
@@ -237,9 +242,28 @@ class NodeLanes:
         self._unblock(ends)
         if pair.wants_to_send():
             self.mark(ends)
-        self._due_by(pair.due())
+        self.due_by(ends, pair.due())
+
+    def blocked(self, ends: "_Ends") -> None:
+        """Something waits in an outbox of *ends*: look from time to time how much that is."""
+        self.due_by(ends, self._reactor.clock() + LOOK)
+
+    def due_by(self, ends: "_Ends", when: float) -> None:
+        """*ends* has something to do at *when*."""
+        if when < ends.due:
+            ends.due = when
+            self._number += 1
+            heapq.heappush(self._due, (when, self._number, ends))
+            if len(self._due) > 4 * len(self._ends) + SPARE:
+                self._forget_passed()
+            self._reactor.soon(when)
 
     # Details.
+
+    def _forget_passed(self) -> None:
+        """Remove the entries of ends that have become due earlier: they would stay until their time has come."""
+        self._due = [(ends.due, number, ends) for number, ends in enumerate(self._ends.values()) if ends.due < NEVER]
+        heapq.heapify(self._due)
 
     def _unblock(self, ends: "_Ends") -> None:
         """Go on with what waits in the outboxes, if the lanes have room."""
@@ -247,27 +271,42 @@ class NodeLanes:
             if layer.stream.outbox.blocked and lane.has_room() and layer.stream.state == OPEN:
                 self._reactor.unblock(layer.stream)
 
-    def _due_by(self, when: float) -> None:
-        if when < self._due:
-            self._due = when
-            self._reactor.soon(when)
+    def _tick_due(self, now: float) -> float:
+        """Tick the ends that are due; the time at which the next ones are."""
+        due = self._due
+        while due and due[0][0] <= now:
+            when, _, ends = heapq.heappop(due)
+            if when == ends.due and not ends.closed:  # or it was due earlier, and is in the heap again
+                ends.due = NEVER
+                self._tick_one(ends, now)
+        return due[0][0] if due else NEVER
 
-    def _tick_ends(self, now: float) -> None:
-        ready = self._ready()
-        due = now + LOOK if self._ends else NEVER
-        for ends in [*self._ends.values()]:
-            pair = ends.pair
-            if ends.closed:
-                continue
-            if ready:
-                due = min(due, pair.tick(now))
-                if pair.wants_to_send():
-                    self.mark(ends)
-            if pair.failed:
-                self._restart(ends, "the other end receives and confirms nothing", now)
-            elif ends.control.stream.outbox.size > MOST_WAITING:
-                self._restart(ends, f"more than {MOST_WAITING} bytes wait", now)
-        self._due = due
+    def _tick_one(self, ends: "_Ends", now: float) -> None:
+        pair = ends.pair
+        next_due = pair.tick(now)
+        if pair.wants_to_send():
+            self.mark(ends)
+        if pair.failed:
+            self._restart(ends, "the other end receives and confirms nothing", now)
+        elif not self._end_if_full(ends, now):
+            if ends.control.stream.outbox.size:
+                next_due = min(next_due, now + LOOK)
+            self.due_by(ends, next_due)
+
+    def _look_at_all(self, now: float) -> float:
+        """Redis is away, and all that is written waits: how much that is is looked at from time to time."""
+        if now >= self._look_at:
+            self._look_at = now + LOOK if self._ends else NEVER
+            for ends in [*self._ends.values()]:
+                if not ends.closed:
+                    self._end_if_full(ends, now)
+        return self._look_at
+
+    def _end_if_full(self, ends: "_Ends", now: float) -> bool:
+        full = ends.control.stream.outbox.size > MOST_WAITING
+        if full:
+            self._restart(ends, f"more than {MOST_WAITING} bytes wait", now)
+        return full
 
     def _restart(self, ends: "_Ends", why: str, now: float) -> None:
         worker = ends.worker
@@ -297,6 +336,7 @@ class _Ends(Publisher):
         """*data*, *control*: lend their descriptors. *channel*: of the other end."""
         self.marked = False
         self.closed = False
+        self.due = NEVER  # when there is something to do
         self.worker: Final = worker
         self.pair: Final = pair
         self.channel: Final = channel
@@ -307,6 +347,9 @@ class _Ends(Publisher):
 
     def mark(self) -> None:
         self._lanes.mark(self)
+
+    def blocked(self) -> None:
+        self._lanes.blocked(self)
 
     def published(self, receivers: int, now: float) -> None:
         self._lanes.published(self, receivers, now)
@@ -345,6 +388,7 @@ class _LaneLayer(Layer):
     def send(self, data: bytes | memoryview) -> int:
         if not self._over:
             if not self._sending.has_room():
+                self._ends.blocked()
                 return 0
             self._sending.write(bytes(data))
             self._ends.mark()
