@@ -51,6 +51,7 @@ class Confirmation:
         self, sequence: int, stream: Stream | None, then: Callable[[], None], besides: WorkerId | None, until: float
     ) -> None:
         self.until = until
+        self.missing: set[Peer] | None = None  # that have not confirmed, once this is the first that waits
         self.sequence = sequence
         self.stream = stream
         self.then = then
@@ -73,6 +74,7 @@ class Announcements(Neighbours):
         self._answers: deque[Confirmation] = deque()  # of streams, so SUBACKs
         self._answers_here: deque[Confirmation] = deque()  # of them, those that wait for peers of this node alone
         self._forced: dict[WorkerId, deque[Confirmation]] = {}  # of forced takeovers, by the workers besides
+        self._owing: dict[Peer, None] = {}  # peers that a forced takeover has not waited for: see `Peer.owed`
         self._cold: list[bytes] = []  # entries of cold sessions that are not told yet, all gained or all lost
         self._cold_kind = wire.COLD_GAINED
 
@@ -164,28 +166,39 @@ class Announcements(Neighbours):
         forced.append(Confirmation(self._sequence, None, then, former, until))
         self._settle_forced(former, forced)
 
-    def settle(self) -> None:
-        """A peer has confirmed changes, or is gone: call what waited for it."""
-        for waiting in (self._waiting, self._answers):
-            while waiting and not self._missing(waiting[0]):
+    def settle(self, peer: Peer) -> None:
+        """*peer* has confirmed changes, or is gone: call what waited for it.
+
+        The peers that the first of those that wait still needs are known, so that each confirmation takes one step: one
+        filter brings as many confirmations as there are peers.
+        """
+        for waiting in (self._waiting, self._answers, self._answers_here):
+            while waiting and not self._still_missing(waiting[0], peer):
                 self._conclude(waiting.popleft())
-        here = self._answers_here
-        while here and self._is_known_here(here[0]):
-            self._conclude(here.popleft())
         if self._forced:
             for former, forced in list(self._forced.items()):
-                self._settle_forced(former, forced)
+                self._settle_forced(former, forced, peer)
 
-    def _settle_forced(self, former: WorkerId, forced: deque[Confirmation]) -> None:
+    def _still_missing(self, first: Confirmation, by: Peer | None) -> set[Peer]:
+        """The peers that *first*, the first that waits, waits for. *by*: has changed since the last call."""
+        missing = first.missing
+        if missing is None:
+            missing = first.missing = set(self._missing(first))
+        elif by is not None and (by.gone or by.confirmed >= first.sequence):
+            missing.discard(by)
+        return missing
+
+    def _settle_forced(self, former: WorkerId, forced: deque[Confirmation], by: Peer | None = None) -> None:
         """Call those of *forced* that every peer but *former* has confirmed, or nobody is to wait for any more."""
         now = self._reactor.clock()
         while forced:
-            missing, late = self._missing(forced[0]), forced[0].until <= now
+            missing, late = self._still_missing(forced[0], by), forced[0].until <= now
             if missing and not (late and all(peer.distant and peer.worker.node == former.node for peer in missing)):
                 return
             confirmation = forced.popleft()
             for peer in missing:
                 peer.owed = confirmation.sequence
+                self._owing[peer] = None
             if not forced:
                 self._forced.pop(former, None)
             self._conclude(confirmation)
@@ -198,10 +211,11 @@ class Announcements(Neighbours):
             missing, stream = self._missing(confirmation), confirmation.stream
             if stream is not None and missing:
                 self._late(stream, [peer for peer in missing if peer.distant], now)
-            if self._is_known_here(confirmation):
-                self._conclude(confirmation)
-            else:
+            confirmation.missing = {peer for peer in missing if not peer.distant}
+            if confirmation.missing:
                 self._answers_here.append(confirmation)
+            else:
+                self._conclude(confirmation)
         due = answers[0].until if answers else NOTHING_DUE
         for former, forced in list(self._forced.items()):
             self._settle_forced(former, forced)
@@ -222,19 +236,25 @@ class Announcements(Neighbours):
         self._sequence += 1
         peer.tell(wire.number(wire.SYNC, self._sequence))
 
-    def wait_for(self, peer: Peer) -> bool:
-        """Whether something waits for *peer*, for as long as it takes, or has waited for it in vain."""
-        if peer.owed > peer.confirmed:
-            return True
-        waiting = chain(self._waiting, *self._forced.values())
-        return any(each.sequence > peer.confirmed and each.besides != peer.worker for each in waiting)
+    def waited_for(self) -> set[Peer]:
+        """The peers that something waits for, for as long as it takes, or has waited for in vain."""
+        for peer in list(self._owing):
+            if peer.gone or peer.owed <= peer.confirmed:
+                del self._owing[peer]
+        found = set(self._owing)
+        waiting = [*self._waiting, *chain.from_iterable(self._forced.values())]
+        if waiting:
+            last = max([each.sequence for each in waiting])
+            for peer in self._peers.all:
+                if peer.confirmed < last and any(
+                    each.sequence > peer.confirmed and each.besides != peer.worker for each in waiting
+                ):
+                    found.add(peer)
+        return found
 
     def _missing(self, waiting: Confirmation) -> list[Peer]:
         """The peers that have not confirmed what *waiting* is about."""
         return [peer for peer in self._but(waiting.besides) if peer.confirmed < waiting.sequence]
-
-    def _is_known_here(self, waiting: Confirmation) -> bool:
-        return all(peer.distant for peer in self._missing(waiting))
 
     def _but(self, besides: WorkerId | None) -> list[Peer]:
         return [peer for peer in self._peers.all if peer.worker != besides]

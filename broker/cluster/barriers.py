@@ -54,9 +54,9 @@ class Barriers:
         for number in list(self._pending):
             self.passed(peer, number)
 
-    def wait_for(self, peer: Peer) -> bool:
-        """Whether a barrier waits for *peer*."""
-        return any(peer in each.peers for each in self._pending.values())
+    def waited_for(self) -> set[Peer]:
+        """The peers that a barrier waits for."""
+        return {peer for barrier in self._pending.values() for peer in barrier.peers}
 
     def pending(self) -> int:
         return len(self._pending)

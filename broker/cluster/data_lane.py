@@ -124,13 +124,13 @@ class DataLane(PeerLane):
         if self._untold >= TELL_EACH or self._processed - self._told >= TELL_EVERY:
             self._tell(now)
         elif taken:
-            self._listener.tick_by(self._told_at + TELL_AFTER)
+            self._listener.lane_due(self._peer, self._told_at + TELL_AFTER)
         return spent
 
     def _confirm_soon(self) -> None:
         if not self._unconfirmed:
             self._unconfirmed = True
-            self._listener.tick_by(0.0)
+            self._listener.lane_due(self._peer, 0.0)
 
     def tick(self, now: float) -> float:
         """Send what is due; return the time at which the next thing will be."""

@@ -61,16 +61,19 @@ class DistantPeers:
         self._clock = clock
         self._heard = heard
         self._listed: dict[WorkerId, ListedWorker] = {}
+        self._unheard: dict[WorkerId, None] = {}  # those listed that are no peers
 
     def join(self, worker: WorkerId) -> None:
         """*worker* is listed: open lanes to it."""
         if self.lanes is not None and worker not in self._listed:
             self._listed[worker] = listed = ListedWorker()
+            self._unheard[worker] = None
             self._open(worker, listed, self._clock())
 
     def leave(self, worker: WorkerId) -> bool:
         """*worker* is not listed any more: end its lanes. False: it was not listed."""
         listed = self._listed.pop(worker, None)
+        self._unheard.pop(worker, None)
         if listed is not None:
             self._end(worker, listed)
         return listed is not None
@@ -106,7 +109,10 @@ class DistantPeers:
 
     def unheard(self) -> list[WorkerId]:
         """Workers that are listed and no peers."""
-        return [worker for worker, listed in self._listed.items() if not listed.heard]
+        return list(self._unheard)
+
+    def count_unheard(self) -> int:
+        return len(self._unheard)
 
     def tick(self, now: float) -> float:
         """Open lanes that are due; the time at which the next ones are."""
@@ -124,6 +130,7 @@ class DistantPeers:
         data, control = listed.data, listed.control
         assert data is not None and control is not None
         listed.heard = True
+        self._unheard.pop(worker, None)
         self._heard(worker, data, control)
 
     def _open(self, worker: WorkerId, listed: ListedWorker, now: float) -> None:
@@ -143,6 +150,8 @@ class DistantPeers:
                 if stream is not None:
                     self._reactor.destroy(stream)
         listed.heard = False
+        if worker in self._listed:
+            self._unheard[worker] = None
         if self.lanes is not None:
             self.lanes.close(worker)
 

@@ -306,11 +306,14 @@ class IncomingSessions:
                 result = TakeoverResult(None, incoming.epoch, nowhere=True, unanswered=True)
                 self._conclude(incoming, incoming.failed or result)
 
-    def wait_for(self, peer: Peer) -> bool:
-        """Whether *peer* is to give a session, to mark its messages for one, or to say whether it has one."""
-        if any(asked is peer for asked, _ in self._questions.values()):
-            return True
-        return any(each.source is peer or peer in each.unmarked for each in self._pending.values())
+    def waited_for(self) -> set[Peer]:
+        """The peers that are to give a session, to mark their messages for one, or to say whether they have one."""
+        found = {asked for asked, _ in self._questions.values()}
+        for each in self._pending.values():
+            found |= each.unmarked
+            if each.source is not None:
+                found.add(each.source)
+        return found
 
     def tick(self, now: float) -> None:
         """Abandon what takes too long: the client will have gone. To be called ten times a second.

@@ -91,8 +91,8 @@ class LaneListener:
         """The session of *client_id*, if it is at this worker."""
         raise NotImplementedError
 
-    def tick_by(self, when: float) -> None:
-        """A lane needs its tick at *when*, at the latest."""
+    def lane_due(self, peer: Peer, when: float) -> None:
+        """The data lane of *peer* needs its tick at *when*, at the latest."""
         raise NotImplementedError
 
     def failed(self, error: Exception) -> None:

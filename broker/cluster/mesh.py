@@ -24,7 +24,6 @@
 # - The deletion of a retained message may overtake the write that it deletes, on its way to a third worker, which then
 #   has nothing to delete and keeps no tombstone. So the worker that made the write repeats the deletion behind it.
 import socket
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -35,12 +34,14 @@ from broker.cluster.control_lane import ControlLane
 from broker.cluster.data_lane import DataLane
 from broker.cluster.departure import Departure
 from broker.cluster.distant_peers import DistantPeers, LaneOpener
-from broker.cluster.full_sync import PAGE, FullSync
+from broker.cluster.full_sync import FullSync
 from broker.cluster.lane_listener import LaneListener
 from broker.cluster.peer import Peer
 from broker.cluster.peers import Peers
 from broker.cluster.shared_members import SharedMembers
+from broker.cluster.silent_peers import INTERVAL, SilentPeers
 from broker.cluster.takeovers import Takeovers
+from broker.cluster.withdrawals import Withdrawals
 from broker.delivery.completion import Completion
 from broker.delivery.outbox import unbounded
 from broker.log import Log
@@ -51,12 +52,9 @@ from broker.overload.gate import Gate
 from broker.overload.level import log_of, store_memory_of, store_of, without_gate
 from broker.overload.throttle import Throttle
 from broker.routing.fanout import Deliveries
-from broker.routing.hash_set import HashSet
 from broker.routing.hybrid_clock import HybridClock, writer_of
-from broker.routing.neighbour import Neighbour
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
-from broker.routing.shared import SharedGroup
 from broker.session.message import Message
 from broker.session.origin import Origin
 from broker.session.session import Session
@@ -64,29 +62,9 @@ from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
 from broker.worker_id import WorkerId
 
-HOUSEKEEPING: Final = 0.1  # seconds
-SILENCE: Final = 1.0  # seconds, after which a supervisor ends a worker that hangs, too
-LONG_TURN: Final = 0.25  # seconds by which a look is late: this worker stood still, and has not read what came
+HOUSEKEEPING: Final = INTERVAL  # seconds
 NOTHING_DUE: Final = 3600.0  # seconds
-
-
-class Withdrawal:
-    """What *neighbour*, which is gone, has left in the routes: members of *groups*, and *filters*.
-
-    *cold*: what its cold sessions wanted, which is not in the routes any more.
-    """
-
-    def __init__(
-        self,
-        neighbour: Neighbour,
-        filters: dict[bytes, None],
-        groups: list[SharedGroup],
-        cold: HashSet | None = None,
-    ) -> None:
-        self.neighbour = neighbour
-        self.filters = filters
-        self.groups = groups
-        self.cold = cold
+NEVER: Final = float("inf")
 
 
 class Mesh(LaneListener):
@@ -143,12 +121,16 @@ class Mesh(LaneListener):
         self.departure = Departure(peers, reactor)
         self._full_sync = FullSync(peers, routes, retained, stamps, adopted, self._told_all_to)
         self._shared_members = SharedMembers(routes, announcements)
+        self._silent_peers = SilentPeers(announcements, barriers, takeovers, clock())
         self._lanes: dict[Peer, DataLane] = {}
-        self._withdrawing: deque[Withdrawal] = deque()  # of peers that are gone
+        # There may be a thousand peers: a tick looks at those with something to do.
+        self._due_lanes: dict[Peer, None] = {}
+        self._by_gate: dict[Gate, Peer] = {}  # the gates of a peer that `mark()` and `pass_undelivered()` are about
+        self._incomplete: dict[Peer, None] = {}  # that have something to tell before `complete()`
+        self._withdrawals = Withdrawals(routes)  # of peers that are gone
         self._orphaned: list[Peer] = []  # peers that are gone, and whose durable sessions nobody has adopted yet
         self._expected = 0  # workers of other nodes that may have durable sessions, and that cannot be joined yet
         self._housekeeping_at = 0.0
-        self._looked_at = clock()  # for silent peers
         self._told: set[int] = set()  # shards of this node whose worker, or a former one, has told all its filters
         self.former: frozenset[str] = frozenset()  # nodes whose lanes have the format before this one: lane_format.py
         self._was_complete = False  # everything that there was when this worker joined has been received
@@ -273,7 +255,11 @@ class Mesh(LaneListener):
         peer = Peer(worker, data, control, gate, store, log, distant, distant and worker.node in self.former)
         peer.heard_at = now
         self._announcements.joined(peer)
-        self._peers.all.append(peer)
+        self._peers.add(peer)
+        for each in (gate, store):
+            if each is not None:
+                self._by_gate[each] = peer
+        self._note_told(peer)
         lane = self._lanes[peer] = DataLane(peer, self, self._routes, self._deliveries, self._counters, self._origin)
         self._takeovers.joined(peer)
         self._full_sync.begin(peer)
@@ -298,11 +284,18 @@ class Mesh(LaneListener):
         """Whether every peer, and every worker of other nodes that is listed, has told everything that it had to tell;
         with stored sessions, also those to come.
         """
-        if self._distant.unheard():
+        if self._distant.count_unheard():
             return False
         if self._durable is not None and (len(self._told) < self._durable.workers - 1 or self._expected):
             return False
-        return all(peer.told_all and peer.retained_all and not peer.inherits for peer in self._peers.all)
+        return not self._incomplete
+
+    def _note_told(self, peer: Peer) -> None:
+        """What *peer* has told has changed, or what it has to tell."""
+        if peer.gone or (peer.told_all and peer.retained_all and not peer.inherits):
+            self._incomplete.pop(peer, None)
+        else:
+            self._incomplete[peer] = None
 
     def when_complete(self, then: Callable[[], None]) -> None:
         """Call *then* once, as soon as `complete()` holds."""
@@ -311,7 +304,7 @@ class Mesh(LaneListener):
 
     def _check_complete(self) -> None:
         orphaned = [peer for peer in self._orphaned if peer.distant]
-        self._peers.absent = len(orphaned) + self._expected + len(self._distant.unheard())
+        self._peers.absent = len(orphaned) + self._expected + self._distant.count_unheard()
         if self._durable is not None:
             all_here = len(self._peers.of_own_node()) + 1 >= self._durable.workers and not self._orphaned
             self._routes.set_members_known(all_here and self._adopted() and self.complete())
@@ -329,9 +322,13 @@ class Mesh(LaneListener):
         now = self._clock()
         peer.gone = True
         self._reactor.destroy(peer.control)
-        self._peers.all.remove(peer)
+        self._peers.remove(peer)
+        for each in (peer.gate, peer.confirming.store):
+            if each is not None:
+                del self._by_gate[each]
+        self._note_told(peer)
         self._routes.invalidate()
-        self._withdrawing.append(Withdrawal(peer, peer.filters, list(self._routes.shared_groups())))
+        self._withdrawals.add(peer, peer.filters, list(self._routes.shared_groups()))
         if not peer.retained_all:
             self._ask_for_retained_of(peer.writer)
         peer.confirming.orphaned = True
@@ -346,7 +343,7 @@ class Mesh(LaneListener):
         else:
             self._withdraw_durable(peer, now)
         self._barriers.remove(peer)
-        self._announcements.settle()
+        self._announcements.settle(peer)
         self._check_complete()
 
     def _ask_for_retained_of(self, writer: int) -> None:
@@ -354,6 +351,7 @@ class Mesh(LaneListener):
         if not self._was_complete:
             for peer in self._peers.all:
                 peer.retained_all = False
+                self._note_told(peer)
                 peer.tell(wire.number(wire.RETELL, writer))
 
     def _withdraw_durable(self, peer: Peer, now: float) -> None:
@@ -363,7 +361,7 @@ class Mesh(LaneListener):
         self._routes.invalidate()
         self._abandon_all(peer, now)
         groups = [self._routes.shared_group(*key) for key in peer.confirming.shared]
-        self._withdrawing.append(Withdrawal(peer.confirming, peer.confirming.filters, groups, cold))
+        self._withdrawals.add(peer.confirming, peer.confirming.filters, groups, cold)
         self._throttle.remove_gate(peer.gate, now)
         for store in (peer.confirming.store, peer.confirming.log):
             if store is not None:
@@ -387,6 +385,7 @@ class Mesh(LaneListener):
 
     def all_told(self, peer: Peer) -> None:
         peer.told_all = True
+        self._note_told(peer)
         if not peer.distant:
             self._told.add(peer.shard)
         if self._routes.has_cold_elsewhere(peer.confirming):
@@ -400,11 +399,13 @@ class Mesh(LaneListener):
 
     def inherits(self, peer: Peer, incarnation: int) -> None:
         peer.inherits.add(incarnation)
+        self._note_told(peer)
         self._mark_inherited(incarnation, True)
         self._check_complete()
 
     def not_inherited(self, peer: Peer, incarnation: int) -> None:
         peer.inherits.discard(incarnation)
+        self._note_told(peer)
         if not any(incarnation in each.inherits for each in self._peers.all):
             self._mark_inherited(incarnation, False)
         self._check_complete()
@@ -416,6 +417,7 @@ class Mesh(LaneListener):
 
     def adopted(self, peer: Peer, incarnation: int) -> None:
         peer.inherits.discard(incarnation)
+        self._note_told(peer)
         for each in self._orphaned + self._peers.all:
             if each.worker.incarnation == incarnation:
                 self.adopted_elsewhere(each.worker)
@@ -424,6 +426,7 @@ class Mesh(LaneListener):
 
     def all_retained(self, peer: Peer) -> None:
         peer.retained_all = True
+        self._note_told(peer)
         self._was_complete = self._was_complete or self.complete()
         self._check_complete()
 
@@ -439,7 +442,7 @@ class Mesh(LaneListener):
 
     def confirmed(self, peer: Peer) -> None:
         peer.confirm()
-        self._announcements.settle()
+        self._announcements.settle(peer)
 
     def passed(self, peer: Peer, barrier: int) -> None:
         self._barriers.passed(peer, barrier)
@@ -490,89 +493,65 @@ class Mesh(LaneListener):
     def session(self, client_id: str) -> Session | None:
         return self._sessions.find(client_id)
 
+    def lane_due(self, peer: Peer, when: float) -> None:
+        self._due_lanes[peer] = None
+        self._reactor.soon(when)
+
     def tick_by(self, when: float) -> None:
+        """Have `tick()` called at *when*, at the latest."""
         self._reactor.soon(when)
 
     def pending(self) -> int:
         """How much waits: barriers, confirmations, peers that are told everything, filters of peers that are gone."""
         waiting = self._barriers.pending() + self._announcements.waiting()
-        return waiting + len(self._full_sync.pending) + len(self._withdrawing)
+        return waiting + len(self._full_sync.pending) + len(self._withdrawals.pending)
 
     # Work in pages, and what is done from time to time.
 
     def busy(self) -> bool:
         """Whether `work()` has something to do."""
-        return bool(self._full_sync.pending or self._withdrawing) or self._takeovers.busy()
+        return bool(self._full_sync.pending or self._withdrawals.pending) or self._takeovers.busy()
 
     def work(self, until: float) -> bool:
         """Go on with unfinished work until the time *until*, by a page at least; true if some can go on at once."""
         self._takeovers.work(until)
-        while self._withdrawing or self._full_sync.pending:
-            if self._withdrawing:
-                if self._withdraw_page(self._withdrawing[0]):
-                    self._withdrawing.popleft()
+        while self._withdrawals.pending or self._full_sync.pending:
+            if self._withdrawals.pending:
+                self._withdrawals.step()
             elif not self._full_sync.step():
                 return self._takeovers.busy()
             if self._clock() >= until:
                 break
         return self.busy()
 
-    def _withdraw_page(self, withdrawal: Withdrawal) -> bool:
-        """Remove a page of what a peer had told from the routes; true if nothing is left."""
-        neighbour, filters, groups = withdrawal.neighbour, withdrawal.filters, withdrawal.groups
-        for _ in range(min(PAGE, len(groups))):
-            group = groups.pop()
-            # Or the group has forgotten the peer itself.
-            if neighbour in group.remote or not (len(group) or group.remote):
-                self._routes.set_remote_members(group.share, group.filter, neighbour, 0, 0)
-        for _ in range(min(PAGE, len(filters))):
-            filter, _nothing = filters.popitem()
-            self._routes.remove_neighbour(filter, neighbour)
-        cold = withdrawal.cold
-        if cold is not None and cold.forget(PAGE):
-            withdrawal.cold = None
-        return not (filters or groups or withdrawal.cold is not None)
-
     def tick(self, now: float) -> float:
         """Do what is due; the time of the next thing that will be."""
         joining = self._distant.tick(now)
-        peers = self._peers.all
-        if not peers:
+        if not self._peers.all:
             return min(joining, now + NOTHING_DUE)
-        for peer in peers:
-            peer.mark(now)
-            if peer.confirming.pass_undelivered(now):
-                self.stored(peer, now)
+        for gate in list(self._throttle.busy):
+            peer = self._by_gate.get(gate)
+            if peer is not None:
+                peer.mark(now)
+                if peer.confirming.pass_undelivered(now):
+                    self.stored(peer, now)
         if now >= self._housekeeping_at:
             self._housekeeping_at = now + HOUSEKEEPING
             self._takeovers.tick(now)
             self._shared_members.look()
             self._end_silent(now)
         due = min(self._housekeeping_at, joining, self._announcements.tick(now))
-        for lane in self._lanes.values():
-            due = min(due, lane.tick(now))
+        for peer in list(self._due_lanes):
+            lane = self._lanes.get(peer)
+            due_then = NEVER if lane is None else lane.tick(now)
+            if due_then == NEVER:
+                del self._due_lanes[peer]
+            due = min(due, due_then)
         return due
 
     def _end_silent(self, now: float) -> None:
-        """Begin the lanes of distant peers anew that are silent while something waits for them.
-
-        They are asked for a sign of life first. Time in which this worker stood still does not count.
-        """
-        late = now - self._looked_at - HOUSEKEEPING
-        self._looked_at = now
-        for peer in [each for each in self._peers.all if each.distant]:
-            if not self._is_waited_for(peer):
-                peer.waited_since = 0.0
-                continue
-            if not peer.waited_since or late > LONG_TURN:
-                peer.waited_since = now
-            silent = now - max(peer.heard_at, peer.waited_since)
-            if silent >= SILENCE:
-                self._counters.lanes_silent += 1
-                self._log.warning("lanes_silent", peer=str(peer.worker))
-                self._drop_distant(peer)
-            elif now - peer.heard_at >= HOUSEKEEPING:
-                self._announcements.probe(peer)
-
-    def _is_waited_for(self, peer: Peer) -> bool:
-        return self._announcements.wait_for(peer) or self._barriers.wait_for(peer) or self._takeovers.wait_for(peer)
+        """Begin the lanes of distant peers anew that are silent while something waits for them."""
+        for peer in self._silent_peers.look(now):
+            self._counters.lanes_silent += 1
+            self._log.warning("lanes_silent", peer=str(peer.worker))
+            self._drop_distant(peer)

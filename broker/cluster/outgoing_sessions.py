@@ -308,9 +308,9 @@ class OutgoingSessions:
             else:
                 self._leave(outgoing)
 
-    def wait_for(self, peer: Peer) -> bool:
-        """Whether *peer* is to take a session, or to mark its messages for one."""
-        return any(each.peer is peer or peer in each.unmarked for each in self._pending.values())
+    def waited_for(self) -> set[Peer]:
+        """The peers that are to take a session, or to mark their messages for one."""
+        return {peer for each in self._pending.values() for peer in (each.peer, *each.unmarked)}
 
     def tick(self, now: float) -> None:
         """Try again what was refused, if the new worker does live: Redis may have lost that it owns sessions."""

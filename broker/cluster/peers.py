@@ -14,24 +14,36 @@ MOST_LEFT: Final = 1000  # workers of other nodes that are remembered as ended
 class Peers:
     def __init__(self) -> None:
         self.all: list[Peer] = []
+        self._of_own_node: list[Peer] = []
+        self._by_worker: dict[WorkerId, Peer] = {}
+        self._by_incarnation: dict[int, Peer] = {}
         self._left: dict[WorkerId, None] = {}
         self.absent = 0  # workers of other nodes that are no peers, and may have durable sessions
 
+    def add(self, peer: Peer) -> None:
+        self.all.append(peer)
+        self._by_worker[peer.worker] = peer
+        self._by_incarnation[peer.worker.incarnation] = peer
+        if not peer.distant:
+            self._of_own_node.append(peer)
+
+    def remove(self, peer: Peer) -> None:
+        self.all.remove(peer)
+        if self._by_worker.get(peer.worker) is peer:
+            del self._by_worker[peer.worker]
+            del self._by_incarnation[peer.worker.incarnation]
+        if not peer.distant:
+            self._of_own_node.remove(peer)
+
     def find(self, worker: WorkerId) -> Peer | None:
-        for peer in self.all:
-            if peer.worker == worker:
-                return peer
-        return None
+        return self._by_worker.get(worker)
 
     def of_incarnation(self, incarnation: int) -> Peer | None:
-        for peer in self.all:
-            if peer.worker.incarnation == incarnation:
-                return peer
-        return None
+        return self._by_incarnation.get(incarnation)
 
     def of_own_node(self) -> list[Peer]:
-        """Those of the node of this worker."""
-        return [peer for peer in self.all if not peer.distant]
+        """Those of the node of this worker: the list itself, which is not to be changed."""
+        return self._of_own_node
 
     def joins(self, worker: WorkerId) -> None:
         """*worker*, of another node, lives."""

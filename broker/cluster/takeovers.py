@@ -69,9 +69,9 @@ class Takeovers:
     def lost(self, peer: Peer) -> None:
         """*peer* is gone, and all that it sent has been taken."""
 
-    def wait_for(self, peer: Peer) -> bool:
-        """Whether a session that moves waits for *peer*."""
-        return False
+    def waited_for(self) -> set[Peer]:
+        """The peers that a session that moves waits for."""
+        return set()
 
     def tick(self, now: float) -> None:
         """Abandon what takes too long."""
@@ -196,8 +196,8 @@ class RegisteredTakeovers(Takeovers):
         if self._forced is not None:
             self._forced.lost(peer)
 
-    def wait_for(self, peer: Peer) -> bool:
-        return self._incoming.wait_for(peer) or self._outgoing.wait_for(peer)
+    def waited_for(self) -> set[Peer]:
+        return self._incoming.waited_for() | self._outgoing.waited_for()
 
     def tick(self, now: float) -> None:
         self._incoming.tick(now)

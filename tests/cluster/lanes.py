@@ -28,7 +28,7 @@ class Lanes:
         peer = Peer(
             worker, self._stream(), self._stream(), Gate(Overload(), str(worker), 1, 0.0), None, distant=node != "node"
         )
-        self.peers.all.append(peer)
+        self.peers.add(peer)
         return peer
 
     def note_late(self, stream: Stream, peers: list[Peer], now: float) -> None:

@@ -54,11 +54,11 @@ def test_a_subscription_waits_for_every_peer_and_is_not_read_meanwhile(lanes: La
     sequence = wire.read_number(told(one)[-1][1])
     confirm(one, sequence)
     confirm(two, sequence - 1)
-    made.settle()
+    made.settle(two)
     assert ([], Pause.SUBSCRIBE, 1) == (done, stream.paused, made.waiting())
 
     confirm(two, sequence)
-    made.settle()
+    made.settle(two)
     assert ([1], 0, 0) == (done, stream.paused, made.waiting())
 
 
@@ -71,12 +71,12 @@ def test_what_a_peer_sent_before_it_confirmed_has_to_be_processed_first(lanes: L
     peer.promise(1, 100)
     peer.taken = 99
     peer.confirm()
-    made.settle()
+    made.settle(peer)
     assert [] == done
 
     peer.taken = 100
     peer.confirm()
-    made.settle()
+    made.settle(peer)
     assert [1] == done
 
 
@@ -88,7 +88,7 @@ def test_a_newcomer_does_not_delay_what_waits_already(lanes: Lanes) -> None:
     made.when_confirmed(lanes.stream(), lambda: done.append(1))
     made.joined(lanes.join(2))
     confirm(one, 1)
-    made.settle()
+    made.settle(one)
 
     assert [1] == done
 
@@ -105,7 +105,7 @@ def test_those_that_wait_are_called_in_their_order_and_a_failure_costs_one(lanes
     for then in (lambda: done.append(1), fail, lambda: done.append(3)):
         made.when_confirmed(lanes.stream(), then)
     confirm(peer, 3)
-    made.settle()
+    made.settle(peer)
 
     assert ([1, 3], 1) == (done, len(lanes.failures))
 
@@ -212,16 +212,16 @@ def test_the_workers_beside_one_that_does_not_answer_are_waited_for_a_moment(lan
     assert [] == done  # this node is waited for
 
     confirm(here, 1)
-    made.settle()
+    made.settle(here)
     assert ([1], 0) == (done, made.waiting())
-    assert [False, False, True] == [made.wait_for(peer) for peer in (here, former, beside)]
+    assert [False, False, True] == [peer in made.waited_for() for peer in (here, former, beside)]
 
     made.when_known(former.worker, lambda: done.append(2))
     confirm(here, 2)
-    made.settle()
+    made.settle(here)
     assert [1, 2] == done  # it is known by now that nobody answers there
     confirm(beside, 2)
-    assert not made.wait_for(beside)
+    assert beside not in made.waited_for()
 
 
 def test_the_workers_beside_one_that_hangs_know_of_its_session_before_it_is_taken(lanes: Lanes) -> None:
@@ -231,20 +231,20 @@ def test_the_workers_beside_one_that_hangs_know_of_its_session_before_it_is_take
     done: list[int] = []
     made.when_known(former.worker, lambda: done.append(1))  # of this node
     confirm(here, 1)
-    made.settle()
+    made.settle(here)
     lanes.now += 2 * NODE_PATIENCE
     made.tick(lanes.now)
     assert [] == done
     confirm(beside, 1)
-    made.settle()
+    made.settle(beside)
     assert [1] == done
 
     made.when_known(beside.worker, lambda: done.append(2))
     confirm(here, 2)
-    made.settle()
+    made.settle(here)
     lanes.now += 2 * NODE_PATIENCE
     made.tick(lanes.now)
     assert [1] == done
     confirm(former, 2)
-    made.settle()
+    made.settle(former)
     assert [1, 2] == done

@@ -197,7 +197,7 @@ def test_what_a_dead_worker_wanted_is_freed_in_steps(nodes: Nodes) -> None:
 
     assert [] == neighbours(other, b"7")
     assert 0 == len(other.routes.cold_elsewhere.sets)
-    assert not other.mesh._withdrawing
+    assert not other.mesh._withdrawals.pending
 
 
 # The order of what is told.

@@ -8,7 +8,7 @@ from broker.cluster import wire
 from broker.cluster.announcements import PATIENCE
 from broker.cluster.distant_peers import CALM, LONGEST_PAUSE
 from broker.cluster.incoming_sessions import DISTANT_ANSWER
-from broker.cluster.mesh import SILENCE
+from broker.cluster.silent_peers import SILENCE
 from broker.insight.explain import explain
 from broker.mqtt.packets import PUBACK, V5, Ack, ConnAck, Connect, Properties, Publish, SubAck, Subscribe, Wanted
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL

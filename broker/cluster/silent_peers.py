@@ -1,0 +1,44 @@
+# Silent peers: workers of other nodes that something waits for and that say nothing, see mesh.py.
+#
+# Who waits says for whom. Peers that nobody waits for are not looked at, as there may be a thousand of them.
+from typing import Final
+
+from broker.cluster.announcements import Announcements
+from broker.cluster.barriers import Barriers
+from broker.cluster.peer import Peer
+from broker.cluster.takeovers import Takeovers
+
+INTERVAL: Final = 0.1  # seconds between two looks
+SILENCE: Final = 1.0  # seconds, after which a supervisor ends a worker that hangs, too
+LONG_TURN: Final = 0.25  # seconds by which a look is late: this worker stood still, and has not read what came
+
+
+class SilentPeers:
+    def __init__(self, announcements: Announcements, barriers: Barriers, takeovers: Takeovers, now: float) -> None:
+        self._announcements = announcements
+        self._barriers = barriers
+        self._takeovers = takeovers
+        self._looked_at = now
+        self._waited_for: set[Peer] = set()
+
+    def look(self, now: float) -> list[Peer]:
+        """The distant peers that were silent for SILENCE while something waited for them. Others are asked for a sign
+        of life. Time in which this worker stood still does not count.
+        """
+        late = now - self._looked_at - INTERVAL
+        self._looked_at = now
+        waited_for = self._announcements.waited_for() | self._barriers.waited_for() | self._takeovers.waited_for()
+        for peer in self._waited_for - waited_for:
+            peer.waited_since = 0.0
+        self._waited_for = waited_for
+        silent: list[Peer] = []
+        for peer in waited_for:
+            if not peer.distant or peer.gone:
+                continue
+            if not peer.waited_since or late > LONG_TURN:
+                peer.waited_since = now
+            if now - max(peer.heard_at, peer.waited_since) >= SILENCE:
+                silent.append(peer)
+            elif now - peer.heard_at >= INTERVAL:
+                self._announcements.probe(peer)
+        return silent
