@@ -26,7 +26,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -131,6 +131,7 @@ class SharingNode:
     spared: float  # seconds that it has to renew its lease nevertheless, as Redis may have been away
     owners: int  # if its lease has run out: how many of its workers own durable sessions
     about: Mapping[str, Any]  # what it says of itself
+    listed: "Sequence[WorkerId | None] | None" = field(default=None, compare=False, repr=False)  # read from it before
 
     def host(self) -> str:
         return str(self.about.get("host", "?"))
@@ -159,10 +160,16 @@ class SharingNode:
 
     def workers(self) -> list[WorkerId | None]:
         """Its workers by shard; None: a shard has none now. []: it says nothing of them, as older versions of Weir."""
-        said = self.about.get("incarnations")
-        if not isinstance(said, list):
-            return []
-        return [_worker(self.name, shard, one) for shard, one in enumerate(said[:MOST_WORKERS])]
+        return _workers(self.name, self.about) if self.listed is None else list(self.listed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What a node has said of itself, as it was read: of hundreds of nodes few say something new between two looks."""
+
+    text: bytes
+    about: Mapping[str, Any]
+    workers: Sequence[WorkerId | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +222,7 @@ class NodeLease:
         self._file = folder / FILE
         self._log = log
         self._clock_told = False
+        self._said: dict[str, Said] = {}  # by the names of nodes, at the last look
         self.lost_at = -math.inf  # monotonic seconds, when the name was found to be missing: Redis had lost its data
 
     def say(self, incarnations: Sequence[str | None]) -> None:
@@ -294,10 +302,12 @@ class NodeLease:
         now, since = int(answer[1]) / 1000, int(answer[2]) / 1000
         self._compare_clocks(now, before, after)
         found: dict[str, SharingNode] = {}
-        for name, value, owners in zip(answer[3::3], answer[4::3], answer[5::3], strict=True):
-            node = _read(name.decode(errors="replace"), value, now, since, int(owners))
-            if node is not None:
-                found[node.name] = node
+        earlier, self._said = self._said, {}
+        for named, value, owners in zip(answer[3::3], answer[4::3], answer[5::3], strict=True):
+            name = named.decode(errors="replace")
+            read = _read(name, value, now, since, int(owners), earlier.get(name))
+            if read is not None:
+                found[name], self._said[name] = read
         if answer[0] == 2:
             self.lost_at = time.monotonic()
         return NodeList(mine=bool(answer[0]), nodes=found)
@@ -367,19 +377,37 @@ def _differences(ours: Mapping[str, str], theirs: object) -> Iterator[tuple[str,
                 yield setting, mine, other
 
 
-def _read(name: str, value: bytes, now: float, since: float, owners: int) -> SharingNode | None:
-    """None: it is no node. *since*: see `TAKE`."""
+def _read(
+    name: str, value: bytes, now: float, since: float, owners: int, said: Said | None
+) -> tuple[SharingNode, Said] | None:
+    """None: it is no node. *since*: see `TAKE`. *said*: what the node has said before."""
     parts = value.split(b" ", 2)
     try:
-        about = json.loads(parts[2])
+        if said is None or said.text != parts[2]:
+            about = json.loads(parts[2])
+            said = Said(text=parts[2], about=about, workers=_workers(name, about))
         left = int(parts[1]) / 1000 - now
         incarnation = parts[0].decode()
-    except (IndexError, ValueError):
+    except (AttributeError, IndexError, ValueError):  # AttributeError: *about* is no object of JSON
         return None
-    if not isinstance(about, dict):
-        return None
-    spared = since + LEASE - now
-    return SharingNode(name=name, incarnation=incarnation, left=left, spared=spared, owners=owners, about=about)
+    node = SharingNode(
+        name=name,
+        incarnation=incarnation,
+        left=left,
+        spared=since + LEASE - now,
+        owners=owners,
+        about=said.about,
+        listed=said.workers,
+    )
+    return node, said
+
+
+def _workers(name: str, about: Mapping[str, Any]) -> list[WorkerId | None]:
+    """See `SharingNode.workers()`."""
+    said = about.get("incarnations")
+    if not isinstance(said, list):
+        return []
+    return [_worker(name, shard, one) for shard, one in enumerate(said[:MOST_WORKERS])]
 
 
 def _worker(node: str, shard: int, incarnation: object) -> WorkerId | None:

@@ -200,6 +200,24 @@ def test_nodes_are_listed_with_what_they_say_until_they_are_forgotten(
     assert ["n2"] == cluster.names()
 
 
+def test_what_a_node_says_is_read_once(cluster: Cluster) -> None:
+    """Each supervisor would read the descriptions of hundreds of nodes with all their workers every three seconds."""
+    here, there = cluster.taken(), cluster.taken(replace(N1, name="n2"), "n2")
+    there.say([f"{1:016x}", None])
+    there.renew()
+    first, second = here.renew().nodes["n2"], here.renew().nodes["n2"]
+    assert first.about is second.about
+    assert [WorkerId("n2", 0, 1), None] == first.workers() == second.workers()
+    assert first.workers()[0] is second.workers()[0]
+    there.say([f"{1:016x}", f"{2:016x}"])
+    there.renew()
+
+    assert [WorkerId("n2", 0, 1), WorkerId("n2", 1, 2)] == here.renew().nodes["n2"].workers()
+    there.release()
+    here.renew()
+    assert {"n1"} == set(here._said)
+
+
 def test_what_is_no_node_does_no_harm(cluster: Cluster) -> None:
     """Who else writes there could keep a node from starting."""
     with cluster.server.client() as client:
