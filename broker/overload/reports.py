@@ -103,6 +103,7 @@ class Reports:
         self._received: OrderedDict[tuple[str, int], ReceivedReport] = (
             OrderedDict()
         )  # who was heard longest ago stands first
+        self._loud: dict[tuple[str, int], ReceivedReport] = {}  # of them, those that may be in force
         # The last sequence number of each incarnation. A report that was heard never counts again, not even after its
         # worker has restarted or others have taken its place in `_received`.
         self._sequences: OrderedDict[tuple[str, int, int], int] = OrderedDict()
@@ -179,10 +180,15 @@ class Reports:
         self._sequences.move_to_end(era)
         if len(self._sequences) > MOST_ERAS:
             self._sequences.popitem(last=False)
-        self._received[who] = ReceivedReport(report, now)
+        self._received[who] = received = ReceivedReport(report, now)
         self._received.move_to_end(who)
+        if report.level or report.contended:
+            self._loud[who] = received
+        else:
+            self._loud.pop(who, None)
         if len(self._received) > MOST_WORKERS:
-            self._received.popitem(last=False)
+            forgotten, _ = self._received.popitem(last=False)
+            self._loud.pop(forgotten, None)
         return True
 
     def refresh(self, level: WorkerLevel, signals: Signals, now: float) -> None:
@@ -191,7 +197,11 @@ class Reports:
         self.cause, self.value = level.cause, signals.value(level.cause)
         self.cause_worker = self._worker
         self.contended = self._resources.bits(signals.contended)
-        for report in self.known(now):
+        for who, received in list(self._loud.items()):
+            if now - received.heard > STALE:
+                del self._loud[who]
+                continue
+            report = received.report
             self.contended |= self._resources.bits(report.contended)
             if report.worker.node == self._worker.node:
                 self.node_level = max(self.node_level, report.level)
