@@ -14,6 +14,7 @@
 #               APPLICATION clients, the carrier and Kafka: make faults ARGS=applications
 #               nodes that share a Redis: make faults ARGS=cluster
 # make simulate  histories of stored sessions against a model of Redis, from seeds: make simulate ARGS="--seed 1"
+# make nodes    what a worker of a cluster of 10, 50 and 200 nodes does for each event: make nodes ARGS="--nodes 400"
 # make scenes   overload scenes that judge how long things take, and an analysis that is killed
 # make kafka    an Apache Kafka on loopback in the foreground, for try-outs: make kafka ARGS="--port 0"
 # make wheel    the package for another machine: dist/weirmq-*.whl
@@ -50,7 +51,7 @@ REQUIREMENTS := import sys, tomllib; t = tomllib.load(open("pyproject.toml", "rb
 INSTALLED := env PYTHONPATH="$(CURDIR)/$(VENV)/only" PYTHONSAFEPATH=1 $(BIN)/python
 TREE      := env PYTHONPATH="$(CURDIR)" $(BIN)/python
 
-.PHONY: run demo check test nightly lint bench charts screenshots fuzz soak faults simulate scenes kafka wheel release lock clean \
+.PHONY: run demo check test nightly lint bench charts screenshots fuzz soak faults simulate nodes scenes kafka wheel release lock clean \
 	installed
 
 # Ctrl-C reaches both by itself; the dashboard ends with the node, whose exit code counts. DASHBOARD: its options.
@@ -129,6 +130,9 @@ faults: installed $(VENV)/dev
 
 simulate: $(VENV)/dev
 	@$(TREE) -m tests.tools.simulate $(ARGS)
+
+nodes: $(VENV)/dev
+	@$(TREE) -m tests.tools.simulate.nodes $(ARGS)
 
 scenes: installed $(VENV)/dev
 	@$(INSTALLED) -m pytest -q -s -m faults tests/system tests/analytics
