@@ -3,7 +3,7 @@
 # The command has validated the address before (supervisor/redis_address.py). Each new client asks the sentinels for the
 # current master, so that a job finds the new master when it resumes after a failover.
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -25,7 +25,7 @@ def connect(url: str) -> "redis.Redis":
     }
     if url.startswith("rediss:"):
         options["ssl_check_hostname"] = True
-    if not url.startswith("redis+sentinel:"):
+    if not url.partition(":")[0].endswith("+sentinel"):
         client: redis.Redis = redis.Redis.from_url(url, **options)
         return client
     parts = urlsplit(url)
@@ -35,7 +35,9 @@ def connect(url: str) -> "redis.Redis":
         hosts.append((host.hostname, host.port or SENTINEL_PORT))
     service, _, db = parts.path[1:].partition("/")
     untyped: Any = Sentinel  # the class has no type annotations
-    sentinels = untyped(hosts, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT)
-    host, port = sentinels.discover_master(unquote(service))
+    if parts.scheme == "rediss+sentinel":
+        authorities = parse_qs(parts.query).get("ssl_ca_certs")
+        options |= {"ssl": True, "ssl_ca_certs": authorities[0] if authorities else None, "ssl_check_hostname": True}
+    host, port = untyped(hosts, sentinel_kwargs=options).discover_master(unquote(service))
     user, password = unquote(parts.username or "") or None, unquote(parts.password or "") or None
     return redis.Redis(host=host, port=port, username=user, password=password, db=int(db or 0), **options)

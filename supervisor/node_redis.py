@@ -28,7 +28,7 @@ from supervisor.durable_format import claim_format
 from supervisor.embedded_redis import EmbeddedRedis
 from supervisor.folder import NodeFolder
 from supervisor.node_lease import Server
-from supervisor.redis_address import FoundRedis, Info, find_redis, open_client, url_with_password
+from supervisor.redis_address import SENTINELS, FoundRedis, Info, find_redis, open_client, url_with_password
 from supervisor.redis_durability import LOADS_TORN, Settings, described, durability_of, read_settings, shortfall
 from supervisor.redis_server import RedisUnusable, find_server
 
@@ -128,7 +128,7 @@ class NodeRedis:
             self._log.warning("redis_log", address=address, text=UNLIMITED)
         if self._durability != MEMORY and self._settings.get(LOADS_TORN) == "yes" and found.version < TORN_BEFORE:
             self._log.warning("redis_log", address=address, text=TORN)
-        if self._durability != MEMORY and self._url.startswith("redis+sentinel:"):
+        if self._durability != MEMORY and self._url.partition(":")[0] in SENTINELS:
             text = FAILOVER_REPLICATED if self._durability == REPLICATED else FAILOVER
             self._log.warning("redis_log", address=address, text=text)
         if not self.cluster_key:

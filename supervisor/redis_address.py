@@ -2,8 +2,8 @@
 #
 # This code waits for the network. So it is called before the first worker starts, and later in a thread: a host name
 # may stand for another address by then, and a sentinel may name another master. Workers get numbers and look up no
-# names; with TLS they also get the name, as the certificate is for it. Sentinels, and the masters that they name, are
-# reached without TLS.
+# names; with TLS they also get the name, as the certificate is for it. With rediss+sentinel:// sentinels and masters
+# are both reached by TLS, and the certificate of a master has to be for the host that the sentinels tell.
 import os
 import socket
 import ssl
@@ -26,12 +26,13 @@ from supervisor.redis_server import OLDEST, RedisUnusable
 
 PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
+SENTINELS: Final = ("redis+sentinel", "rediss+sentinel")  # schemes
 TIMEOUT: Final = 5.0  # seconds for each answer
 NOT_LET_IN: Final = "does not accept the user name or the password, or the URL has none"
 FORMS: Final = (
     "redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://[USER:PASSWORD@]HOST[:PORT][/DB] (TLS), "
     "unix://[USER:PASSWORD@]/PATH[?db=DB] or "
-    "redis+sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]/SERVICE[/DB]"
+    "redis+sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]/SERVICE[/DB] (rediss+sentinel://: TLS)"
 )
 
 
@@ -98,12 +99,12 @@ def find_redis(url: str, ca: str = "", examine: Examine = _suits) -> FoundRedis:
     its answer to INFO, unless it cannot be used anyway; it returns one sentence on why the server does not suit, or "".
     """
     wanted = _parse(url)
-    tls = wanted.scheme == "rediss"
+    tls = wanted.scheme in ("rediss", "rediss+sentinel")
     if tls:
         _check_ca(ca)
     with explained(wanted.shown):
-        if wanted.scheme == "redis+sentinel":
-            host, port = _ask_sentinels(wanted)
+        if wanted.scheme in SENTINELS:
+            host, port = _ask_sentinels(wanted, _tls_options(ca) if tls else {})
         elif wanted.scheme == "unix":
             host, port = "", 0
         else:
@@ -129,10 +130,6 @@ def _parse(url: str) -> _Url:
     except ValueError:
         raise RedisUnusable(f"The address of Redis is not a URL: it must be {FORMS}.") from None
     shown = without_password(url)
-    if parts.scheme == "rediss+sentinel":
-        raise RedisUnusable(
-            f"{shown}: Weir does not speak TLS to sentinels and their masters: name the server, rediss://."
-        )
     try:
         if parts.scheme == "unix":
             return _Url("unix", shown, user, password, _db(_query_db(parts.query)), path=_socket_path(parts))
@@ -140,10 +137,10 @@ def _parse(url: str) -> _Url:
         if parts.scheme == "redis" or (parts.scheme == "rediss" and not parts.query):
             db = _db(segments[0] if segments else "")
             return _Url(parts.scheme, shown, user, password, db, hosts=(*_hosts(parts, PORT, most=1),))
-        if parts.scheme == "redis+sentinel" and segments and segments[0]:
+        if parts.scheme in SENTINELS and not parts.query and segments and segments[0]:
             hosts = (*_hosts(parts, SENTINEL_PORT, most=100),)
             db = _db(segments[1] if len(segments) > 1 else "")
-            return _Url("redis+sentinel", shown, user, password, db, hosts=hosts, service=segments[0])
+            return _Url(parts.scheme, shown, user, password, db, hosts=hosts, service=segments[0])
     except ValueError:
         pass
     raise RedisUnusable(f"{shown} is not an address of Redis: it must be {FORMS}.")
@@ -196,11 +193,11 @@ def _number_of(host: str, port: int) -> str:
         return str(answered.getpeername()[0])
 
 
-def _ask_sentinels(wanted: _Url) -> tuple[str, int]:
+def _ask_sentinels(wanted: _Url, tls: dict[str, Any]) -> tuple[str, int]:
     make: Any = Sentinel  # it has no type annotations
-    sentinels = make(list(wanted.hosts), socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT)
+    options = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT, **tls}
     try:
-        host, port = sentinels.discover_master(wanted.service)
+        host, port = make(list(wanted.hosts), sentinel_kwargs=options).discover_master(wanted.service)
     except MasterNotFoundError:
         raise RedisUnusable(
             f"{wanted.shown}: no sentinel that can be reached knows a master named {wanted.service!r}."
@@ -208,11 +205,13 @@ def _ask_sentinels(wanted: _Url) -> tuple[str, int]:
     return str(host), int(port)
 
 
+def _tls_options(ca: str) -> dict[str, Any]:
+    return {"ssl": True, "ssl_ca_certs": ca or None, "ssl_check_hostname": True}
+
+
 def open_client(address: RedisAddress) -> "redis.Redis":
     """A client of the server at *address*, which connects with its first command."""
-    options: dict[str, Any] = {}
-    if address.tls:
-        options = {"ssl": True, "ssl_ca_certs": address.ca or None, "ssl_check_hostname": True}
+    options = _tls_options(address.ca) if address.tls else {}
     return redis.Redis(
         host=address.name or address.host,  # redis-py checks the certificate for the host that it connects to
         port=address.port,
@@ -282,7 +281,7 @@ def explained(shown: str) -> Iterator[None]:
     except socket.gaierror as error:
         raise RedisUnusable(f"{shown}: the host name cannot be resolved ({error.strerror}).") from None
     except (refusals.ConnectionError, OSError) as error:
-        if why := _tls_failure(error) if shown.startswith("rediss:") else "":
+        if why := _tls_failure(error) if shown.startswith("rediss") else "":
             raise RedisUnusable(f"{shown}: {why}.") from None
         raise RedisUnusable(f"{shown} cannot be reached: {_detail(error)}.") from None
     except refusals.RedisError as error:

@@ -1,11 +1,15 @@
 # rediss://: what the supervisor checks, and what it tells the workers.
 import socket
+import subprocess
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
+from analytics.connecting import connect
 from broker.store.redis.address import from_parts
 from supervisor.redis_address import check_url, find_redis
 from supervisor.redis_server import RedisUnusable
@@ -113,10 +117,42 @@ def test_a_file_without_certificates_is_refused(tmp_path: Path) -> None:
         assert f"redis.ca: {file}: {why}." == str(refused.value) == refusal("rediss://localhost:1", str(file))
 
 
-def test_tls_to_sentinels_is_refused_by_name() -> None:
-    """The list of valid forms would not say that it is TLS that is missing."""
-    with pytest.raises(RedisUnusable) as refused:
-        check_url("rediss+sentinel://user:secret@host/service")
+@pytest.fixture
+def sentinel_with_tls(start_tls: Callable[..., int], authority: Authority, tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """The ports of a server and of a sentinel that names it "localhost". Both speak TLS alone."""
+    port, watcher = start_tls(), free_port()
+    config = tmp_path / "sentinel.conf"
+    config.write_text(
+        f"port 0\ndir {tmp_path}\ntls-replication yes\n"
+        f"{tls_lines(watcher, authority.issue('localhost'), authority.file)}"
+        "sentinel resolve-hostnames yes\nsentinel announce-hostnames yes\n"
+        f"sentinel monitor weir localhost {port} 1\n"
+    )
+    server = server_with_tls()
+    assert server is not None
+    process = subprocess.Popen([server.path, config, "--sentinel"], stdout=subprocess.DEVNULL)
+    yield port, watcher
+    process.kill()
+    process.wait()
 
-    assert "does not speak TLS to sentinels" in str(refused.value)
-    assert "secret" not in str(refused.value)
+
+def test_sentinels_and_their_masters_are_reached_by_tls(
+    sentinel_with_tls: tuple[int, int], authority: Authority
+) -> None:
+    """A node with sentinels would have to send its password, and all messages, for everybody to read."""
+    port, watcher = sentinel_with_tls
+    url, deadline = f"rediss+sentinel://localhost:{watcher}/weir", time.monotonic() + PATIENCE
+    while True:
+        try:
+            found = find_redis(url, authority.file)
+            break
+        except RedisUnusable:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)  # until it listens
+
+    assert ["tcp", HOST, port, True, "", "", 0, "localhost", authority.file] == found.address.parts()
+    with connect(f"{url}?{urlencode({'ssl_ca_certs': authority.file})}") as client:  # as the analysis does
+        assert client.ping()
+    for unknown in (f"rediss+sentinel://localhost:{watcher}/other", f"redis+sentinel://localhost:{watcher}/weir"):
+        assert "no sentinel that can be reached knows a master" in refusal(unknown, authority.file)
+    assert "no sentinel that can be reached knows a master" in refusal(url)  # an authority that is not trusted
