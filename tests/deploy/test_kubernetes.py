@@ -1,27 +1,34 @@
 # deploy/kubernetes: the nodes of one broker as the pods of a StatefulSet.
+import os
 import re
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pytest
 
 from broker.config.schema import Config
 from broker.config.sources import DEFAULT_FILE
-from broker.mqtt.packets import V5, ConnAck, Connect
+from broker.mqtt.packets import V5, ConnAck, Connect, Disconnect
 from cli.nodes import LATE
 from cli.passwords import set_password
 from tests.conftest import ROOT
 from tests.deploy.files import DOCKERFILE, KUBERNETES, USER, documents, listening, of_shell, options, settings
 from tests.redis_servers import HOST, SYNCS_AT_ONCE, RunningRedis, free_port, replicate
 from tests.system.nodes import Node
+from tests.system.processes import packages, weir_environment
+from tests.system.raw import RawClient
 
 OLDEST: Final = "1.25"  # of Kubernetes: minReadySeconds of a StatefulSet is stable
 KEYS: Final = "/etc/weir/keys/"
 TEST_PASSWORD: Final = "Geheim:%/@ 1"
 PATIENCE: Final = 30.0  # seconds
+USE_ANOTHER_SERVER: Final = 0x9C
 
 
 def objects() -> list[dict[str, Any]]:
@@ -140,30 +147,35 @@ def test_a_pod_has_the_time_to_be_drained(pod: dict[str, Any], container: dict[s
 
 
 @pytest.fixture
-def node(
-    file: Path, config: Config, start_redis: Callable[..., RunningRedis], tmp_path: Path
-) -> Iterator[tuple[Node, int]]:
-    """A node with the file, whose keys and Redis are elsewhere, and its port for probes."""
+def redis_of_the_pods(file: Path, start_redis: Callable[..., RunningRedis], tmp_path: Path) -> str:
+    """The URL of a Redis as the nodes need it; the keys that *file* names are there from now on."""
     keys = tmp_path / "keys"
     keys.mkdir()
     (keys / "redis-password").write_text(f"{TEST_PASSWORD}\n")
     (keys / "cluster-key").write_text("0123456789abcdef" * 2)
     set_password(keys / "passwords", "alice", b"secret", 1000, create=True)
+    file.write_text(file.read_text().replace(KEYS, f"{keys}/"))
     server = start_redis(more=SYNCS_AT_ONCE, port=free_port())
     with server.client() as client:
         replicate(server, start_redis())
         client.execute_command("ACL", "SETUSER", "weir", "on", f">{TEST_PASSWORD}", "~*", "&*", "+@all")
-    file.write_text(file.read_text().replace(KEYS, f"{keys}/"))
-    url = config.redis.url.split("@")[0] + f"@{HOST}:{server.address.port}"
-    elsewhere: dict[str, Any] = {
-        "redis__url": url.replace("redis+sentinel:", "redis:"),
-        "node__name": "weir-0",
-        "--config": file,
-    }
-    port = free_port()
-    started = Node(tmp_path, config.node.workers, admin__host=HOST, admin__port=port, **elsewhere)
-    yield started, port
-    started.end()
+    user = urlsplit(settings(file, {}).redis.url).username
+    return f"redis://{user}@{HOST}:{server.address.port}"
+
+
+@pytest.fixture
+def pods(file: Path, config: Config, redis_of_the_pods: str, tmp_path: Path) -> Iterator[list[tuple[Node, int]]]:
+    """Two nodes with the file, and the port of each for probes."""
+    started = []
+    for name in ("weir-0", "weir-1"):
+        (tmp_path / name).mkdir()
+        port = free_port()
+        given: dict[str, Any] = {"--config": file, "node__name": name, "redis__url": redis_of_the_pods}
+        given |= {"admin__host": HOST, "admin__port": port}
+        started.append((Node(tmp_path / name, config.node.workers, **given), port))
+    yield started
+    for node, _ in started:
+        node.end()
 
 
 def answer(port: int, path: str) -> int:
@@ -175,13 +187,37 @@ def answer(port: int, path: str) -> int:
         return error.code
 
 
-@pytest.mark.system
-@pytest.mark.slow
-def test_a_node_starts_with_the_file_and_answers_probes(node: tuple[Node, int], container: dict[str, Any]) -> None:
-    """No pod would ever become ready, or let a client in."""
-    started, port = node
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert 200 == answer(port, container[probe]["httpGet"]["path"])
-    client = started.stranger()
+def connected(node: Node) -> RawClient:
+    client = node.stranger()
     client.send(Connect(V5, "client", user_name="alice", password=b"secret"))
     assert 0 == client.expect(ConnAck).code
+    return client
+
+
+def run_hook(container: dict[str, Any], node: Node, folder: Path) -> int:
+    """The exit code of the preStop hook of *node*, in the environment of its container."""
+    weir = folder / "weir"
+    weir.write_text(f'#!/bin/sh\nexec {sys.executable} -m cli "$@"\n')
+    weir.chmod(0o755)
+    environment = weir_environment(packages()) | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    environment |= {"WEIR_NODE__NAME": "weir-0", "WEIR_NODE__FOLDER": str(node.folder / "node")}
+    command = container["lifecycle"]["preStop"]["exec"]["command"]
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, timeout=2 * PATIENCE).returncode
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_nodes_start_with_the_file_and_are_drained(
+    pods: list[tuple[Node, int]], container: dict[str, Any], tmp_path: Path
+) -> None:
+    """No pod would ever become ready or let a client in; or clients would stay until the node is gone."""
+    (node, port), (other, _) = pods
+    paths = [container[probe]["httpGet"]["path"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")]
+    assert [200, 200, 200] == [answer(port, path) for path in paths]
+    client = connected(node)
+
+    assert 0 == run_hook(container, node, tmp_path)
+
+    assert [200, 200, 503] == [answer(port, path) for path in paths]
+    assert USE_ANOTHER_SERVER == client.expect(Disconnect).code
+    connected(other)
