@@ -49,7 +49,7 @@ def drain(
     if as_json:
         print_json({**answer, **progress})
     if wait and not drained(progress):
-        refuse(f"After {wait:g} s {_left(progress)} of the node {node} are left; they go on leaving.", NOT_SO)
+        refuse(f"After {wait:g} s {_left(progress)} of the node {node} are left, and go on leaving.", NOT_SO)
     if wait and not as_json:
         typer.echo(f"The node {node} has no client.")
 
@@ -87,9 +87,9 @@ def drained(progress: dict[str, Any]) -> bool:
 def _left(progress: dict[str, Any]) -> str:
     if progress["clients"] is None:
         return "some clients"
-    sessions = progress.get("sessions_in_memory", 0)
-    more = f" and {counted(sessions, 'session')} that would be lost" if sessions else ""
-    return f"{counted(progress['clients'], 'client')}{more}"
+    if progress["clients"]:
+        return counted(progress["clients"], "client")
+    return f"{counted(progress.get('sessions_in_memory', 0), 'session')} in memory alone"
 
 
 def asked_node(name: str, folder: str | None, config: Any) -> "NodeFolder":
