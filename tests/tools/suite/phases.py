@@ -64,6 +64,7 @@ class Phase:
     except_paths: Sequence[str] = ()
     compiled: bool = True
     workers: int = 1  # of each node that does not choose
+    nodes: int = 1  # that share a Redis, behind a balancer, where a test needs one broker
     parallel: int = 2  # processes; with more than the machine has cores, tests of whole nodes wait for each other
     coverage: bool = False
 
@@ -95,6 +96,13 @@ NIGHT: Final = (
         marks=ANY_WORKERS,
         paths=["system"],
         workers=2,
+    ),
+    Phase(
+        name="system tests with any number of workers, compiled, 2 nodes of 2 workers",
+        marks=ANY_WORKERS,
+        paths=["system"],
+        workers=2,
+        nodes=2,
     ),
     Phase(
         name="system tests with any number of workers, interpreted", marks=ANY_WORKERS, paths=["system"], compiled=False

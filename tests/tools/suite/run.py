@@ -34,7 +34,7 @@ class Done:
 
 def environment(phase: Phase) -> dict[str, str]:
     """tests/conftest.py refuses to run when it imports another form of the broker than WEIR_FORM names."""
-    variables = {**os.environ, "WEIR_SYSTEM_WORKERS": str(phase.workers)}
+    variables = {**os.environ, "WEIR_SYSTEM_WORKERS": str(phase.workers), "WEIR_SYSTEM_NODES": str(phase.nodes)}
     variables.pop("WEIR_INSTALLED", None)
     if not phase.compiled:
         return {**variables, "PYTHONPATH": str(ROOT), "WEIR_FORM": "interpreted"}
