@@ -13,7 +13,7 @@
 # Who owns a session says who serves its client next; who has a durable session stored says where it is. The two differ
 # after times without Redis: a claim was carried out that its worker had given up, or a client was back at a worker that
 # does not know yet that the session was taken from it. So a worker ends a durable session for another owner, says that
-# it has one, or has it ended elsewhere, only once the store has said where the session is.
+# it has one, has it ended elsewhere, or takes another one in its place, only once the store has said where it is.
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -293,13 +293,22 @@ class _Claim(TakingClaim):
         here = claims.store.find(client_id)
         self._former = self._before = verdict.former
         if verdict.outcome == CLAIMED and verdict.former is not None:
-            claims.requests.take_over(
-                client_id, verdict.former, self.epoch, claimant.owner, not claimant.clean_start, self.handed_over
-            )
+            ask = partial(self._ask_former, verdict.former)
+            if here is None or here.storage is None or claims.durable is None:
+                ask()
+            else:
+                claims.durable.confirm(ask)
         elif here is None and (self._local or verdict.uncertain):
             self._ask_all()
         else:
             self.handed_over(TakeoverResult(None))
+
+    def _ask_former(self, former: Owner) -> None:
+        """Have *former* give the session up, which it may have only if the store does not say that it is here."""
+        claims, claimant = self.claims, self.claimant
+        here = claims.store.find(claimant.client_id)
+        wanted = not claimant.clean_start and (here is None or here.storage is None)
+        claims.requests.take_over(claimant.client_id, former, self.epoch, claimant.owner, wanted, self.handed_over)
 
     def _ask_all(self) -> None:
         self._asked_all = True

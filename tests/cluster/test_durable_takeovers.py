@@ -941,6 +941,25 @@ def test_a_worker_has_a_session_ended_elsewhere_only_if_the_store_says_that_it_i
     assert [(b"1", 1, True)] == messages(client)
 
 
+def test_a_stored_session_is_not_replaced_by_what_its_former_worker_has_still(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """A client that comes back after its node was suspended would have the end of its session asked for by itself."""
+    node = start_node(2)
+    client = taken_while_cut_off(node)
+    client.drop()
+    node[1].advance(0.3)
+    named_as_owner(redis, node[0])  # as after a settlement, or by a claim that was given up
+    client = coming(node[1])
+    tell(node)
+    node.advance(2.0)
+
+    assert [True] == presence(client)
+    assert [1] == sessions(node)
+    assert ["queue 2", "session 2"] == stored_at(redis)
+    assert [(b"1", 1, True)] == messages(client)
+
+
 # Wills and publishers, when a worker dies or hangs.
 
 
