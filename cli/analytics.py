@@ -151,13 +151,13 @@ def find_logs(
     found_kafka = _kafka_address(brokers) if brokers.hosts and kafka != "" else None
     if redis.url:
         try:
-            address_now = url_with_password(redis.url, "" if url is not None else redis.password_file)
-            found = find_redis(address_now, redis.ca)
+            whole = url_with_password(redis.url, redis.password_file)
+            found = find_redis(whole, redis.ca)
         except RedisUnusable as error:
             refuse(str(error))
         # redis-py takes the authorities from the URL, also in the processes of Spark.
         trusted = f"?{urlencode({'ssl_ca_certs': found.address.ca})}" if found.address.ca else ""
-        return FoundLogs(address_now + trusted, redis.prefix, found_kafka, place)
+        return FoundLogs(whole + trusted, redis.prefix, found_kafka, place)
     address = f"unix://{node.path / 'redis' / 'redis.sock'}"
     try:
         find_redis(address)

@@ -84,7 +84,7 @@ def dashboard(
         )
     node = chosen_node(name, folder, config)
     settings = load_settings(config, None).config.redis
-    find = _finder(redis or settings.url, settings.ca, "" if redis else settings.password_file, node)
+    find = _finder(redis or settings.url, settings.ca, settings.password_file, node)
     deadline = time.monotonic() + wait
     while True:
         try:

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import typer
 
+from analytics.connecting import connect
 from cli import analytics
+from cli.dashboard import _finder
+from supervisor.folder import NodeFolder
 from tests.conftest import ROOT
 from tests.redis_servers import RunningRedis
 
@@ -183,3 +186,17 @@ def test_options_that_java_cannot_be_told_end_the_command(start_redis: Callable[
     code, said = weir("--redis", f"unix://{start_redis().socket}", *options)
 
     assert (2, True) == (code, said.startswith("weir: The analysis cannot connect to Kafka with ssl_ciphers = 'x'"))
+
+
+def test_the_password_of_redis_is_that_of_its_file(start_redis: Callable[..., RunningRedis], tmp_path: Path) -> None:
+    """The analysis and the dashboard could not use a Redis whose password is changed now and then."""
+    server, file, config = start_redis(more="requirepass a@b\n"), tmp_path / "password", tmp_path / "weir.toml"
+    file.write_text("a@b\n")
+    config.write_text(f"redis.password_file = '{file}'\n")
+
+    found = analytics.find_logs(f"unix://{server.socket}", None, None, None, config)
+
+    with connect(found.redis) as client:
+        assert client.ping()
+    here = NodeFolder("none", str(tmp_path / "none"))
+    assert "a@b" == _finder(f"unix://{server.socket}", "", str(file), here)().password
