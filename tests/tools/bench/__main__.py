@@ -7,8 +7,8 @@
 # `durable-sizes` what durable sessions take while nothing happens, `restart` how soon a node serves that has many, and
 # `takeover` how soon a client has its durable session at another worker, or after the death of its worker, and
 # `applications` services whose messages wait in a log, in Kafka or in Redis, `stuck-member` when others have the work
-# of a service that does not acknowledge, `inbound_cost` publishes that go through the inbound backbone, and `cluster`
-# messages and sessions that go from one node to another.
+# of a service that does not acknowledge, `inbound_cost` publishes that go through the inbound backbone, `cluster`
+# messages and sessions that go from one node to another, and `drain` a node that is drained under load, or dies.
 import argparse
 import json
 import sys
@@ -21,6 +21,7 @@ from tests.tools.bench import (
     applications,
     cluster,
     crowd,
+    drain,
     durable,
     durable_sizes,
     flush,
@@ -50,7 +51,7 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.tools.bench", description="Measure Weir beside Mosquitto.")
     benches = ["speed", "transports", "connects", "crowd", "storm", "fanout", "hostile", "node", "flush", "protection"]
     benches += ["versus", "durable", "durable-sizes", "restart", "takeover", "applications", "stuck-member"]
-    benches += ["inbound_cost", "cluster"]
+    benches += ["inbound_cost", "cluster", "drain"]
     parser.add_argument("what", nargs="?", default="speed", choices=benches)
     parser.add_argument("--quick", action="store_true", help="one tiny run of each: shows that it works, not how fast")
     parser.add_argument("--runs", type=int, default=5, help="of each broker; the median counts (default 5)")
@@ -169,6 +170,8 @@ def main() -> None:
                 table, results = inbound_cost.measure(bench, arguments.runs, arguments.quick)
             elif arguments.what == "cluster":
                 table, results = cluster.measure(bench, arguments.runs, arguments.takeovers, arguments.quick)
+            elif arguments.what == "drain":
+                table, results = drain.measure(bench, 2 * connects, arguments.quick)
             elif arguments.what == "flush":
                 table, results = flush.measure(bench, arguments.runs, arguments.seconds)
             elif arguments.what == "storm":
