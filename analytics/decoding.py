@@ -1,22 +1,22 @@
 # Decodes an entry of the log of metrics records (source.py) to a Second (second.py), or marks it as invalid.
 #
-# The msgspec type of a record is built from the broker's RECORD. msgspec accepts what `misfit` accepts, at the speed of
-# C (Spark's from_json with conditions on its result costs three times as much). `misfit` explains later what is wrong
-# with the few invalid entries. No content of an entry can stop the job.
+# The record is decoded by its msgspec type (record_type.py); Spark's from_json with conditions on its result costs
+# three times as much. `misfit` explains later what is wrong with the few invalid entries. No content of an entry can
+# stop the job.
 #
 # The event time is the timestamp of the record, by the clock of its node. A clock that is ahead would advance the
 # watermark and make the records of all other nodes late. A clock that is behind would make the records of its
 # node late. The log gets a record within seconds, or not at all (broker/store/redis/record_log.py). Therefore the event
 # time is at most SKEW seconds from the time at which the log took the entry in.
 from collections.abc import Iterable, Iterator
-from keyword import iskeyword
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow
 
+from analytics.record_type import DECODER
 from analytics.seconds import names_per_row, second_of
-from broker.metrics.record import REAL, RECORD, TEXT, VERSION, WHOLE_LIMIT, Group, Kind, Table, Value
+from broker.metrics.record import VERSION
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -40,24 +40,6 @@ ENTRY: Final = pyarrow.schema(
         ("unfit", pyarrow.string()),
     ]
 )
-
-
-def record_type(kind: Kind = RECORD, name: str = "record") -> Any:
-    """Return the msgspec type of *kind*. The attribute of a field that is a Python keyword ends with an underscore."""
-    if isinstance(kind, Value):
-        whole = Annotated[int, msgspec.Meta(ge=0, le=WHOLE_LIMIT - 1)]
-        return {TEXT: str, REAL: float}.get(kind.type, whole)
-    if isinstance(kind, Group):
-        attributes = {field: f"{field}_" if iskeyword(field) else field for field in kind.fields}
-        fields = [(attributes[field], record_type(of, field)) for field, of in kind.fields.items()]
-        renamed = {attribute: field for field, attribute in attributes.items()}
-        return msgspec.defstruct(name, fields, rename=renamed, gc=False)
-    if isinstance(kind, Table):
-        return dict[str, record_type(kind.of, name)]  # type: ignore[misc]
-    return Annotated[list[record_type(kind.of, name)], msgspec.Meta(max_length=kind.most)]  # type: ignore[misc]
-
-
-DECODER: Final = msgspec.json.Decoder(record_type())
 
 
 def record_of(body: bytes | None) -> Any:

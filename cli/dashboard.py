@@ -22,7 +22,7 @@ RETRY_EVERY: Final = 0.5  # seconds
 TIMEOUT: Final = 6.0  # seconds for the reply of a node, whose workers have five seconds
 COUNTS: Final = 2  # of queues at once: for each a node reads up to 10 000 messages, and everybody who looks may ask
 LONG: Final = 60.0  # seconds for a purge, which a node works on page by page
-NEEDS: Final = "the dashboard needs NiceGUI: `pip install 'weirmq[dashboard]'` installs it."
+NEEDS: Final = "the dashboard needs NiceGUI and msgspec: `pip install 'weirmq[dashboard]'` installs it."
 
 
 def dashboard(
@@ -66,7 +66,7 @@ def dashboard(
     """
     import importlib.util
 
-    if importlib.util.find_spec("nicegui") is None:
+    if any(importlib.util.find_spec(needed) is None for needed in ("nicegui", "msgspec")):
         refuse(NEEDS)
     from analytics.dashboard.access import is_loopback
     from analytics.dashboard.reader import Nowhere, Reader

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from analytics.dashboard.live import KEPT, Second
 
-NODES: Final = 6  # lines of nodes, in addition to that of the cluster
+NODES: Final = 6  # lines of nodes, in addition to that of the cluster: those with the highest levels
 RANGES: Final = {"5 min": 1, "1 hour": 10, "24 hours": 60}  # time ranges, with the span of their windows
 
 
@@ -41,7 +41,7 @@ def mark_of(window: object) -> Mark | None:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Lines:
     """The lines of the charts from *begin* to *end*; times in seconds."""
 
@@ -51,13 +51,14 @@ class Lines:
     nodes: dict[str, list[Point]]
     incoming: list[Point]
     outgoing: list[Point]
+    left_out: int = 0  # nodes without a line
 
 
 def of_seconds(seconds: Iterable[Second], now: float) -> Lines:
     """Return the lines of the last minutes, from the records of the workers."""
     made = Lines(int(now) - KEPT, int(now), [], {}, [], [])
     listed = [one for one in seconds if one.at >= made.begin]
-    names = sorted({node for one in listed for node in one.levels})[:NODES]
+    names, made.left_out = _worst(one.levels for one in listed)
     for one in listed:
         made.level.append(_point(one.at, one.level))
         made.incoming.append(_point(one.at, one.incoming))
@@ -73,7 +74,7 @@ def of_windows(windows: Mapping[int, Mark], span: int, many: int, now: float) ->
     last = int(now // span) * span
     starts = range(last - many * span, last + 1, span)
     made = Lines(starts[0], now, [], {}, [], [])
-    names = sorted({node for mark in windows.values() for node in mark.levels})[:NODES]
+    names, made.left_out = _worst(mark.levels for mark in windows.values())
     for start in starts:
         mark = windows.get(start)
         made.level.append(_point(start, None if mark is None else mark.level))
@@ -82,6 +83,15 @@ def of_windows(windows: Mapping[int, Mark], span: int, many: int, now: float) ->
         for name in names if len(names) > 1 else ():
             made.nodes.setdefault(name, []).append(_point(start, None if mark is None else mark.levels.get(name)))
     return made
+
+
+def _worst(levels: Iterable[Mapping[str, int]]) -> tuple[list[str], int]:
+    """Return the names of the NODES nodes with the highest levels, in their order, and how many others there are."""
+    sums: dict[str, int] = {}
+    for one in levels:
+        for node, level in one.items():
+            sums[node] = sums.get(node, 0) + level
+    return sorted(sorted(sums, key=lambda node: (-sums[node], node))[:NODES]), max(0, len(sums) - NODES)
 
 
 def level_options(lines: Lines, marks: Iterable[tuple[float, float]]) -> dict[str, Any]:

@@ -6,87 +6,26 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import quote
 
 from analytics.dashboard import words
-from analytics.dashboard.live import COUNTED, HITTING, Counts, Hits, LastRecord, Live, per_second
-from analytics.rows import VERSION, Episode, Findings, Status
+from analytics.dashboard.live import HITTING, WORKERS, Hits, LastRecord, Live
+from analytics.dashboard.nodes import closed_connects, node_rows
+from analytics.dashboard.stories import CULPRIT, Story, stories
+from analytics.dashboard.tables import beyond, clients, held, largest, left_out, reasons, tiles, topics, workers
+from analytics.dashboard.values import HIGHEST, NONE, Note, Part, Row, Tile, all_nodes_page, client_page
+from analytics.rows import VERSION, Findings, Incident, Status
 from broker.insight.explain import span
 
-HIGHEST: Final = 10
-NONE: Final = "\N{EN DASH}"
-ROWS: Final = 10  # clients, and topics
-REASONS: Final = 8
-WORKERS: Final = 48  # rows; if there are more workers, the most loaded are shown
 NOTES: Final = 8
-EPISODES: Final = 30
+NODES: Final = 12  # rows of the overview: the others are on the page of all nodes
+INCIDENTS: Final = 30
+EPISODES: Final = 20  # on the page of a node
 AT_MOST: Final = 4000  # records that the reader takes per update, so that it always comes to showing them
 LATE: Final = 15.0  # seconds since the status of the analysis was updated: it counts as not running
 BEHIND: Final = 20.0  # seconds of delay of the analysis that are reported
 HALF: Final = 0.5  # share of the cost that is called most of it
-CULPRIT: Final = 0.3  # share of the cost: a client with less is not named as the cause
 
 START: Final = "`weir analytics run` starts it."
-
-
-@dataclass(frozen=True)
-class Cell:
-    text: str
-    kind: str = ""  # a class of the style sheet
-    href: str = ""
-    share: float | None = None  # 0 to 1: a bar behind the text
-    title: str = ""  # the full text, if *text* is shortened
-
-
-@dataclass(frozen=True)
-class Row:
-    key: str
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True)
-class Tile:
-    label: str
-    value: str
-    unit: str
-    note: str
-
-
-@dataclass(frozen=True)
-class Note:
-    key: str
-    kind: str  # "warning" or "fact"
-    text: str
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a sentence: a text or a link."""
-
-    text: str
-    href: str = ""
-
-
-@dataclass(frozen=True)
-class Story:
-    """An episode."""
-
-    key: str
-    open: bool
-    current: bool  # still open now
-    peak: int
-    tone: str
-    start: float
-    end: float | None
-    until: float  # the end; for an open episode, the newest second of the analysis
-    when: str
-    lasted: str
-    cause: str
-    culprit: str  # the client; "" if no single client is the cause
-    story: tuple[str, ...]
-    clients: tuple[Row, ...]
-    throttled: tuple[Row, ...]
-    losses: tuple[Row, ...]
 
 
 @dataclass(frozen=True)
@@ -95,7 +34,8 @@ class Analysis:
 
     status: Status | None = None
     findings: Findings | None = None
-    episodes: tuple[Episode, ...] = ()  # the newest first
+    incidents: tuple[Incident, ...] = ()  # the newest first
+    incidents_all: int = 0  # that there are
     unreadable: int = 0
 
 
@@ -110,6 +50,7 @@ class Away:
 
 @dataclass(frozen=True)
 class Board:
+    at: float  # the time that it shows
     moment: str
     trouble: str  # why the page is not up to date, in one or two sentences; ""
     empty: str  # why there is nothing to show; ""
@@ -119,20 +60,26 @@ class Board:
     word: str
     sentences: tuple[tuple[Part, ...], ...]
     tiles: tuple[Tile, ...]
-    workers: tuple[Row, ...]
+    nodes: tuple[Row, ...]  # those with the most trouble first; empty if there is one node only
+    nodes_more: tuple[Part, ...]
+    workers: tuple[Row, ...]  # empty if there are several nodes: each has a page
     workers_more: str
     clients: tuple[Row, ...]
     topics: tuple[Row, ...]
     dropped: tuple[Row, ...]
     refused: tuple[Row, ...]
     held: tuple[Row, ...]
+    more: tuple[str, ...]  # about what these five tables leave out
     analysis: str  # the status of the job, in a sentence
     analysing: bool
     current: bool  # the analysis runs without much delay
+    known: float  # the newest second that the analysis knows; now, if it is current
     notes: tuple[Note, ...]
+    notes_more: str
     stories: tuple[Story, ...]
+    stories_more: str
     footnote: str
-    marks: tuple[tuple[float, float], ...] = field(default=())  # start and end of the episodes, for the charts
+    marks: tuple[tuple[float, float], ...] = field(default=())  # start and end of the incidents, for the charts
 
 
 def board(live: Live, analysis: Analysis, away: Away | None, now: float, behind: float = 0.0) -> Board:
@@ -142,12 +89,17 @@ def board(live: Live, analysis: Analysis, away: Away | None, now: float, behind:
     level = min(level, HIGHEST)
     name, meaning = words.word(level)
     analysing, status = _job(analysis.status, now)
-    clients = live.hitters("client", now)
-    workers, more = _workers(live, now)
+    of_clients, of_topics = live.hitters("client", now), live.hitters("topic", now)
+    counted = live.counted(now)
+    refused = counted.refused | closed_connects(counted)
+    nodes = node_rows(live, now)
+    listed, more = workers(live, now) if len(nodes) < 2 else ((), "")
+    notes = tuple(_notes(analysis.findings)) if analysis.findings else ()
     known = _known(analysis.status, now)
     current = analysing and now - known <= BEHIND
-    stories = tuple(_stories(analysis.episodes, now if current else known, now))
+    told = tuple(stories(analysis.incidents[:INCIDENTS], now if current else known, now))
     return Board(
+        at=now,
         moment=f"{words.clock(now)} UTC",
         trouble=_trouble(live, fresh, away, now, behind),
         empty=_empty(live, away),
@@ -156,35 +108,49 @@ def board(live: Live, analysis: Analysis, away: Away | None, now: float, behind:
         tone=words.tone(level) if fresh else "unknown",
         word=name if fresh else "Unknown",
         sentences=tuple(_sentences(live, fresh, level, meaning, now)) if fresh else (),
-        tiles=tuple(_tiles(live, fresh, now)),
-        workers=workers,
+        tiles=tuple(tiles(live, fresh.values(), now)),
+        nodes=tuple(nodes[:NODES]) if len(nodes) > 1 else (),
+        nodes_more=_nodes_more(nodes),
+        workers=listed,
         workers_more=more,
-        clients=tuple(_clients(clients, _minute(analysis, analysing, "clients"))),
-        topics=tuple(_topics(live.hitters("topic", now), _minute(analysis, analysing, "topics"))),
-        dropped=tuple(_reasons(live.counted(now).dropped)),
-        refused=tuple(_reasons(live.counted(now).refused | _closed_connects(live, now))),
-        held=tuple(_held(live.counted(now).held_ms)),
+        clients=tuple(clients(*of_clients, _minute(analysis, analysing, "clients"))),
+        topics=tuple(topics(*of_topics, _minute(analysis, analysing, "topics"))),
+        dropped=tuple(reasons(counted.dropped)),
+        refused=tuple(reasons(refused)),
+        held=tuple(held(counted.held_ms)),
+        more=left_out(of_clients[0], of_topics[0], counted.dropped, refused, counted.held_ms),
         analysis=status,
         analysing=analysing,
         current=current,
-        notes=tuple(_notes(analysis.findings))[:NOTES] if current and analysis.findings else (),
-        stories=stories,
+        known=now if current else known,
+        notes=notes[:NOTES] if current else (),
+        notes_more=beyond(len(notes), NOTES, "observation") if current else "",
+        stories=told,
+        stories_more=beyond(analysis.incidents_all, INCIDENTS, "incident"),
         footnote=_footnote(live, analysis),
-        marks=tuple((one.start, one.until) for one in stories),
+        marks=tuple((one.start, one.until) for one in told),
     )
 
 
-def client_page(name: str) -> str:
-    """Return the path of the page of a client."""
-    return f"/client/{quote(name, safe='')}"
+def _nodes_more(nodes: list[Row]) -> tuple[Part, ...]:
+    if len(nodes) <= NODES:
+        return ()
+    left = len(nodes) - NODES
+    worst = nodes[NODES].cells[1].text  # they are in the order of their trouble
+    state = {NONE: "silent or at level 4 or less", "0": "not overloaded"}.get(worst, f"at level {worst} or less")
+    return (
+        Part(f"{words.plural(left, 'more node', 'more nodes')}, {state}: "),
+        Part(f"all {len(nodes)} nodes", all_nodes_page()),
+        Part("."),
+    )
 
 
 def lately(live: Live, name: str, now: float) -> str:
     """Return sentences about the activity of a client in the last seconds."""
-    found = [one for one in live.hitters("client", now) if one.name == name]
-    if not found:
+    hits, total = live.hitters("client", now)
+    one = next((each for each in hits if each.name == name), None)
+    if one is None:
         return "This client is not among the most costly clients."
-    one, total = found[0], sum(other.cost for other in live.hitters("client", now))
     activity = f"{words.count(one.messages / HITTING)} messages and {words.size(one.bytes / HITTING)} per second, "
     activity += f"{words.share(one.cost / max(1, total))} of the cost of the publishes of the most costly clients."
     return f"{activity} The client was throttled for {span(one.paused_ms / 1e3)}." if one.paused_ms else activity
@@ -202,7 +168,7 @@ def _sentences(
     if level == 0:
         yield (Part(meaning if held or waiting else f"{meaning} No client is throttled."),)
         if held or waiting:
-            yield (Part(_throttled(held, waiting, _largest(recent.held_ms))),)
+            yield (Part(_throttled(held, waiting, largest(recent.held_ms))),)
         return
     yield (Part(meaning),)
     worst = max((one.record for one in fresh.values()), key=_severity)
@@ -222,8 +188,7 @@ def _sentences(
             Part(f"A storm of connects: {words.count(rate)} CONNECTs per second{refused}, over the last {HITTING} s."),
         )
     elif worst["level"]:
-        overloaded = {name for name, one in fresh.items() if one.record["level"]}
-        yield _main_client(live.hitters("client", now, overloaded))
+        yield _main_client(*live.hitters("client", now, overloaded=True))
     if held or waiting:
         yield (Part(_throttled(held, waiting)),)
 
@@ -237,10 +202,9 @@ def _throttled(held: int, waiting: int, reasons: Sequence[tuple[str, int]] = ())
     )
 
 
-def _main_client(clients: list[Hits]) -> tuple[Part, ...]:
+def _main_client(clients: list[Hits], total: int) -> tuple[Part, ...]:
     """Return a sentence about the most costly of *clients*, which are those of the overloaded workers."""
-    total = sum(one.cost for one in clients)
-    if not total:
+    if not clients or not total:
         return (Part("No client of the overloaded workers stands out by its cost."),)
     first = clients[0]
     part = first.cost / total
@@ -304,6 +268,9 @@ def _footnote(live: Live, analysis: Analysis) -> str:
     sentences = []
     if live.unfit:
         sentences.append(f"{words.plural(live.unfit, 'invalid entry', 'invalid entries')} of the log skipped.")
+    if live.turned_away:
+        ignored = words.plural(live.turned_away, "record is", "records are")
+        sentences.append(f"{ignored} not shown: they are from more than {WORKERS} workers.")
     if live.lost:
         missing = words.plural(live.lost, "record is", "records are")
         sentences.append(f"{missing} missing since this dashboard started: figures of these seconds are too low.")
@@ -339,83 +306,6 @@ def _summary(fresh: Mapping[Any, LastRecord]) -> str:
     )
 
 
-# Figures.
-
-
-def _clients_unit(number: int) -> str:
-    return "client" if number == 1 else "clients"
-
-
-def _tiles(live: Live, fresh: Mapping[Any, LastRecord], now: float) -> Iterator[Tile]:
-    records = [one.record for one in fresh.values()]
-    incoming = sum(per_second(one, one["in"]["messages"]) for one in records)
-    outgoing = sum(per_second(one, one["out"]["messages"]) for one in records)
-    throttled = sum(one["clients"]["throttled"] for one in records)
-    slow = sum(one["clients"]["non_writable"] for one in records)
-    p99 = max((one["latency"]["p99_ms"] for one in records), default=0.0)
-    credits = min((one["credits_per_tick"] for one in records), default=0)
-    dropped = sum(live.counted(now).dropped.values())
-    yield Tile("Messages in", words.count(incoming), "/s", f"{words.size(_bytes(records, 'in'))}/s of payload")
-    yield Tile("Messages out", words.count(outgoing), "/s", f"{words.size(_bytes(records, 'out'))}/s of payload")
-    yield Tile(
-        "Throttled", words.count(throttled), _clients_unit(throttled), f"{words.count(credits)} credits per 200 ms"
-    )
-    yield Tile("Slow readers", words.count(slow), _clients_unit(slow), f"{words.count(dropped)} dropped in {COUNTED} s")
-    yield Tile("Latency p99", f"{p99:.3g}", "ms", "of acknowledged publishes")
-
-
-def _bytes(records: list[dict[str, Any]], way: str) -> float:
-    return sum(per_second(one, one[way]["bytes"]) for one in records)
-
-
-def _workers(live: Live, now: float) -> tuple[tuple[Row, ...], str]:
-    """Return a row for each worker, by name, and a sentence about workers that are not shown: the least loaded ones."""
-    listed = sorted(live.workers.items())
-    if len(listed) > WORKERS:
-        listed = sorted(sorted(listed, key=_worst_first)[:WORKERS])
-    left = len(live.workers) - len(listed)
-    more = f"{words.plural(left, 'more worker', 'more workers')} with less load not shown." if left else ""
-    fresh = live.fresh(now)
-    return tuple(_worker(name, last, name in fresh, now) for name, last in listed), more
-
-
-def _worker(name: tuple[str, int], last: LastRecord, fresh: bool, now: float) -> Row:
-    node, number = name
-    record = last.record
-    level, cause, clients = min(record["level"], HIGHEST), record["cause"], record["clients"]
-    key = f"{node}/{number}"
-    if not fresh:
-        silence = f"silent for {span(now - last.at)}"
-        blank = (Cell(""),) * 8
-        return Row(key, (Cell(words.shown(key), title=node), Cell(NONE, "level unknown"), Cell(silence), *blank))
-    return Row(
-        key,
-        (
-            Cell(words.shown(key), title=node),
-            Cell(str(level), f"level {words.tone(level)}"),
-            Cell(f"{cause} {record['signals'].get(cause, 0.0):.2f}" if cause else NONE),
-            Cell(words.count(clients["connected"])),
-            Cell(words.count(clients["throttled"]), "some" if clients["throttled"] else ""),
-            Cell(words.count(clients["non_writable"]), "some" if clients["non_writable"] else ""),
-            Cell(words.count(record["credits_per_tick"])),
-            Cell(words.count(per_second(record, record["in"]["messages"]))),
-            Cell(words.count(per_second(record, record["out"]["messages"]))),
-            Cell(f"{record['latency']['p99_ms']:.3g}"),
-            Cell(words.share(_outbound(record))),
-        ),
-    )
-
-
-def _outbound(record: dict[str, Any]) -> float:
-    queues = record["queues"]
-    return float(min(1.0, queues["outbound_bytes"] / max(1, queues["outbound_limit_bytes"])))
-
-
-def _worst_first(item: tuple[tuple[str, int], LastRecord]) -> tuple[int, int]:
-    record = item[1].record
-    return -record["level"], -record["in"]["messages"] - record["out"]["messages"]
-
-
 def _minute(analysis: Analysis, analysing: bool, what: str) -> dict[str, float] | None:
     """Return the share of each client or topic in the cost of the last minute; None without analysis."""
     if not analysing or analysis.findings is None:
@@ -426,69 +316,6 @@ def _minute(analysis: Analysis, analysing: bool, what: str) -> dict[str, float] 
         return {row["name"]: row["cost"] / max(1, total) for row in rows}
     except (KeyError, TypeError):
         return None
-
-
-def _clients(hits: list[Hits], minute: dict[str, float] | None) -> Iterator[Row]:
-    total = max(1, sum(one.cost for one in hits))
-    for one in hits[:ROWS]:
-        held = min(1.0, one.paused_ms / 1e3 / HITTING)
-        yield Row(
-            one.name,
-            (
-                Cell(words.shown(one.name), "name", client_page(one.name), title=one.name),
-                Cell(words.share(one.cost / total), share=one.cost / total),
-                Cell(words.count(one.messages / HITTING)),
-                Cell(words.size(one.bytes / HITTING)),
-                Cell(words.share(held), "some" if held >= 0.01 else ""),
-                Cell(_of_minute(one.name, minute)),
-            ),
-        )
-
-
-def _topics(hits: list[Hits], minute: dict[str, float] | None) -> Iterator[Row]:
-    total = max(1, sum(one.cost for one in hits))
-    for one in hits[:ROWS]:
-        yield Row(
-            one.name,
-            (
-                Cell(words.shown(one.name), "name", title=one.name),
-                Cell(words.share(one.cost / total), share=one.cost / total),
-                Cell(words.count(one.messages / HITTING)),
-                Cell(words.size(one.bytes / HITTING)),
-                Cell(_of_minute(one.name, minute)),
-            ),
-        )
-
-
-def _of_minute(name: str, minute: dict[str, float] | None) -> str:
-    if minute is None or name not in minute:
-        return NONE
-    return words.share(minute[name])
-
-
-def _closed_connects(live: Live, now: float) -> Counts:
-    refused = live.counted(now).connects_refused
-    return {"CONNECT": refused} if refused else {}
-
-
-def _reasons(counts: Counts) -> Iterator[Row]:
-    for label, number in _largest(counts):
-        means = "clients that were refused" if label == "CONNECT" else words.reason(label)
-        yield Row(label, (Cell(label, "name", title=means), Cell(means, "means"), Cell(words.count(number))))
-
-
-def _held(counts: Counts) -> Iterator[Row]:
-    for label, number in _largest(counts):
-        means = words.reason(label)
-        yield Row(label, (Cell(label, "name", title=means), Cell(means, "means"), Cell(span(number / 1e3))))
-
-
-def _largest(counts: Counts) -> list[tuple[str, int]]:
-    return sorted(((label, number) for label, number in counts.items() if number), key=_most_first)[:REASONS]
-
-
-def _most_first(item: tuple[str, int]) -> tuple[int, str]:
-    return -item[1], item[0]
 
 
 # The results of the analysis.
@@ -546,62 +373,6 @@ def _pressure(row: Any) -> str:
         f"On node {words.shown(row['node'])} {row['using_credits']} of {words.plural(row['connected'], 'client')} "
         f"use their credits: {words.count(row['average_credits'])} each on average, "
         f"and {words.count(row['credits_per_tick'])} new ones per 200 ms."
-    )
-
-
-def _stories(episodes: tuple[Episode, ...], known: float, now: float) -> Iterator[Story]:
-    """*known* is the newest second of the analysis: an open episode may have ended since."""
-    for episode in episodes[:EPISODES]:
-        try:
-            if episode["state"] == "merged":
-                continue  # it is part of another episode
-            yield _story(episode, known, now)
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
-            continue  # malformed, or of another version
-
-
-def _story(episode: Episode, known: float, now: float) -> Story:
-    start, end, peak = float(episode["start"]), episode["end"], int(episode["peak"])
-    last = float(known if end is None else end)
-    until = "now" if end is None and known == now else words.clock(last)
-    when = " ".join([part for part in (words.day(start, now), f"{words.clock(start)} {NONE} {until}") if part])
-    culprits = [one for one in episode["culprits"] if one["share"] >= CULPRIT]
-    lost = {**episode["dropped"], **episode["refused"]}
-    return Story(
-        key=str(episode["id"]),
-        open=episode["state"] == "open",
-        current=end is None and known == now,
-        peak=peak,
-        tone=words.tone(peak),
-        start=start,
-        end=None if end is None else float(end),
-        until=last,
-        when=when,
-        lasted=("at least " if episode.get("interrupted") else "") + span(max(0.0, last - start)),
-        cause=words.cause(str(episode["cause"])),
-        culprit=str(culprits[0]["name"]) if culprits else "",
-        story=tuple(str(sentence) for sentence in episode["story"]),
-        clients=tuple(
-            Row(
-                one["name"],
-                (
-                    Cell(words.shown(one["name"]), "name", client_page(one["name"]), title=one["name"]),
-                    Cell(words.share(one["share"]), share=float(one["share"])),
-                ),
-            )
-            for one in episode["culprits"]
-        ),
-        throttled=tuple(
-            Row(
-                one["name"],
-                (
-                    Cell(words.shown(one["name"]), "name", client_page(one["name"]), title=one["name"]),
-                    Cell(span(one["paused_ms"] / 1e3)),
-                ),
-            )
-            for one in episode["throttled"][:5]
-        ),
-        losses=tuple(_reasons(lost)),
     )
 
 

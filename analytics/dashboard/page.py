@@ -2,16 +2,21 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from nicegui import ui
+from nicegui.elements.mixins.text_element import TextElement
 
 from analytics.dashboard import charts, words
 from analytics.dashboard.client_nodes import Answer, ClientNodes
-from analytics.dashboard.model import NONE, Board, Cell, Row, Story, client_page, lately
+from analytics.dashboard.model import EPISODES, Board, lately
+from analytics.dashboard.nodes import NodeBoard, WorkerBoard, heading, node_board, node_rows, pages, worker_board
 from analytics.dashboard.parts import Notes, Sentence, Table, box, link, set_attributes, set_classes, set_options, text
 from analytics.dashboard.reader import SPANS, Reader
 from analytics.dashboard.session_card import SessionCard
+from analytics.dashboard.stories import Story, stories
+from analytics.dashboard.tables import beyond
+from analytics.dashboard.values import NONE, Cell, Part, Row, Tile, all_nodes_page, client_page
 
 EVERY: Final = 1.0  # seconds
 ASK_EVERY: Final = 2.0  # seconds between requests to the nodes, while the page of a client is open
@@ -48,9 +53,7 @@ def head() -> None:
 
 def build_board(reader: Reader) -> None:
     """The page of the cluster."""
-    page = _BoardPage(reader)
-    page.show()
-    ui.timer(EVERY, page.show)
+    _keep_showing(_BoardPage(reader))
 
 
 def build_client(reader: Reader, nodes: ClientNodes, name: str, operates: bool, signs_in: bool) -> None:
@@ -60,6 +63,26 @@ def build_client(reader: Reader, nodes: ClientNodes, name: str, operates: bool, 
     ui.timer(EVERY, page.show)
     ui.timer(ASK_EVERY, page.ask, immediate=True)
     ui.timer(ASK_EVERY, page.session.ask, immediate=True)
+
+
+def build_nodes(reader: Reader, number: int) -> None:
+    """The page of all nodes; *number*: of the page."""
+    _keep_showing(_NodesPage(reader, number))
+
+
+def build_node(reader: Reader, name: str) -> None:
+    """The page of a node."""
+    _keep_showing(_NodePage(reader, name))
+
+
+def build_worker(reader: Reader, node: str, worker: int) -> None:
+    """The page of a worker."""
+    _keep_showing(_WorkerPage(reader, node, worker))
+
+
+def _keep_showing(page: "_BoardPage | _NodesPage | _NodePage | _WorkerPage") -> None:
+    page.show()
+    ui.timer(EVERY, page.show)
 
 
 class _Top:
@@ -110,20 +133,19 @@ class _BoardPage:
                         self._steps = [box("i") for _ in range(10)]
                 with box("div", "because"):
                     self._sentences = [Sentence() for _ in range(4)]
-            self._tiles: list[tuple[Any, Any, Any, Any]] = []
-            with box("dl", "tiles"):
-                for _ in range(5):
-                    self._tiles.append(_tile())
+            self._tiles = _Tiles()
+            self._build_nodes()
             self._build_charts()
             with box("div", "pair uneven"):
                 with box("section", "card", aria_labelledby="notes"):
                     text("h2", "What to watch", id="notes")
                     self._notes = Notes("Nothing stands out.")
+                    self._notes_more = text("p", "", "fine")
                 with box("section", "card", aria_labelledby="job"):
                     text("h2", "Analysis", id="job")
                     self._analysis = Sentence("job", role="status")
                     self._footnote = text("p", "", "fine")
-            self._stories = _Stories()
+            self._stories = _Stories("Incidents", "incidents")
             self._build_tables()
 
     def show(self) -> None:
@@ -139,18 +161,27 @@ class _BoardPage:
             set_classes(step, "on" if known and number < board.level else "off")
         for number, sentence in enumerate(self._sentences):
             sentence.show(board.sentences[number] if number < len(board.sentences) else ())
-        for (label, value, unit, note), tile in zip(self._tiles, board.tiles, strict=True):
-            label.text, value.text, unit.text, note.text = tile.label, tile.value, tile.unit, tile.note
+        self._tiles.show(board.tiles)
+        self._nodes.show(board.nodes)
+        self._nodes_more.show(board.nodes_more)
+        set_classes(self._nodes_card, "card" if board.nodes else "card gone")
         self._show_charts(board)
         self._notes.show(board.notes, "" if board.current else "Warnings need an up-to-date analysis.")
         self._analysis.show(board.analysis)
         set_classes(self._analysis.element, "job" if board.analysing else "job off")
         self._footnote.text = board.footnote
-        self._stories.show(board)
+        self._notes_more.text = board.notes_more
+        self._stories.show(board.stories, board.stories_more, _no_stories(board))
         self._workers.show(board.workers)
         self._more.text = board.workers_more
-        for table, rows in zip(self._tables, _tables_of(board), strict=True):
-            table.show(rows)
+        set_classes(self._workers_card, "card gone" if board.nodes else "card")
+        self._tables.show((board.clients, board.topics, board.dropped, board.refused, board.held), board.more)
+
+    def _build_nodes(self) -> None:
+        with box("section", "card gone", aria_labelledby="nodes") as self._nodes_card:
+            text("h2", "Nodes", id="nodes")
+            self._nodes = Table("Nodes", NODES, "No node has reported.", "nodes")
+            self._nodes_more = Sentence("fine")
 
     def _build_charts(self) -> None:
         with box("section", "card", aria_labelledby="time"):
@@ -170,6 +201,7 @@ class _BoardPage:
                 with box("figure"):
                     text("figcaption", "Messages per second")
                     self._traffic_chart = ui.echart(charts.traffic_options(lines), renderer="svg").classes("chart")
+            self._left_out = text("p", "", "fine")
 
     def _chooser(self, span: int) -> Callable[[], None]:
         def choose() -> None:
@@ -193,27 +225,18 @@ class _BoardPage:
         self._no_windows.show("Longer time ranges need the analysis. " + board.analysis if missing else "")
         set_classes(self._no_windows.element, "fine" if missing else "fine gone")
         lines, marks = self._lines()
+        others = words.plural(lines.left_out, "other node has", "other nodes have")
+        drawn = f"The chart has the {charts.NODES} nodes with the highest levels; {others} no line."
+        self._left_out.text = drawn if lines.left_out else ""
         set_options(self._level_chart, charts.level_options(lines, marks))
         set_options(self._traffic_chart, charts.traffic_options(lines))
 
     def _build_tables(self) -> None:
-        with box("section", "card", aria_labelledby="workers"):
+        with box("section", "card", aria_labelledby="workers") as self._workers_card:
             text("h2", "Workers", id="workers")
             self._workers = Table("Workers", WORKERS, "No worker has reported.", "workers")
             self._more = text("p", "", "fine")
-        self._tables: list[Table] = []
-        with box("div", "pair"):
-            self._add("Clients by cost", "clients", CLIENTS, "No client publishes.")
-            self._add("Topics by cost", "topics", TOPICS, "No messages are published.")
-        with box("div", "triple"):
-            self._add("Dropped in the last minute", "dropped", REASONS, "Nothing was dropped.")
-            self._add("Refused in the last minute", "refused", REASONS, "Nothing was refused.")
-            self._add("Throttled in the last minute", "held", HELD, "No client was throttled.")
-
-    def _add(self, title: str, name: str, columns: Sequence[tuple[str, str]], empty: str) -> None:
-        with box("section", "card", aria_labelledby=name):
-            text("h2", title, id=name)
-            self._tables.append(Table(title, columns, empty, name))
+        self._tables = _Tables("in the last minute", with_minute=True)
 
 
 WORKERS: Final = (
@@ -248,11 +271,62 @@ REASONS: Final = (("reason", ""), ("meaning", "wide"), ("count", "right"))
 HELD: Final = (("reason", ""), ("meaning", "wide"), ("total", "right"))
 
 
-def _tables_of(board: Board) -> tuple[tuple[Row, ...], ...]:
-    return board.clients, board.topics, board.dropped, board.refused, board.held
+NODES: Final = (
+    ("node", "wide"),
+    ("level", "mid"),
+    ("cause", "cause"),
+    ("workers", "right"),
+    ("clients", "right"),
+    ("throttled", "right"),
+    ("slow", "right"),
+    ("in/s", "right"),
+    ("out/s", "right"),
+    ("p99 ms", "right"),
+)
+MEMBERS: Final = (("resource", "wide"), ("cause", ""), ("peak", "mid"), ("time", "right"))
+SLOWED: Final = (("node", "wide"), ("throttled", "right"), ("for", "right"))
+SIGNALS: Final = (("signal", ""), ("meaning", "wide"), ("of its target", "right"))
+FIGURES: Final = (("figure", "wide"), ("value", "right"))
 
 
-def _tile() -> tuple[Any, Any, Any, Any]:
+class _Tiles:
+    """The five figures under the heading of a page."""
+
+    def __init__(self) -> None:
+        with box("dl", "tiles"):
+            self._tiles = [_tile() for _ in range(5)]
+
+    def show(self, tiles: Sequence[Tile]) -> None:
+        for (label, value, unit, note), tile in zip(self._tiles, tiles, strict=True):
+            label.text, value.text, unit.text, note.text = tile.label, tile.value, tile.unit, tile.note
+
+
+class _Tables:
+    """The tables of clients, topics and reasons; under each a sentence about what it leaves out."""
+
+    def __init__(self, when: str, with_minute: bool) -> None:
+        self._tables: list[tuple[Table, TextElement]] = []
+        clients, topics = (CLIENTS, TOPICS) if with_minute else (CLIENTS[:-1], TOPICS[:-1])
+        with box("div", "pair"):
+            self._add("Clients by cost", "clients", clients, "No client publishes.")
+            self._add("Topics by cost", "topics", topics, "No messages are published.")
+        with box("div", "triple"):
+            self._add(f"Dropped {when}", "dropped", REASONS, "Nothing was dropped.")
+            self._add(f"Refused {when}", "refused", REASONS, "Nothing was refused.")
+            self._add(f"Throttled {when}", "held", HELD, "No client was throttled.")
+
+    def _add(self, title: str, name: str, columns: Sequence[tuple[str, str]], empty: str) -> None:
+        with box("section", "card", aria_labelledby=name):
+            text("h2", title, id=name)
+            self._tables.append((Table(title, columns, empty, name), text("p", "", "fine")))
+
+    def show(self, tables: Sequence[Sequence[Row]], more: Sequence[str]) -> None:
+        for (table, sentence), rows, left in zip(self._tables, tables, more, strict=True):
+            table.show(rows)
+            sentence.text = left
+
+
+def _tile() -> tuple[TextElement, TextElement, TextElement, TextElement]:
     with box("div", "tile"):
         label = text("dt")
         with box("dd"):
@@ -260,21 +334,28 @@ def _tile() -> tuple[Any, Any, Any, Any]:
         return label, value, unit, text("dd", "", "note")
 
 
-class _Stories:
-    """The list of episodes; each can be expanded."""
+def _no_stories(board: Board) -> str:
+    if board.analysing:
+        return "None so far. An incident is a time span with a serious overload."
+    return f"Incidents need the analysis. {board.analysis}"
 
-    def __init__(self) -> None:
+
+class _Stories:
+    """A list of incidents or episodes; each can be expanded."""
+
+    def __init__(self, title: str, name: str) -> None:
         self._shown: dict[str, _StoryElement] = {}
-        with box("section", "card", aria_labelledby="episodes"):
-            text("h2", "Episodes of overload", id="episodes")
+        with box("section", "card", aria_labelledby=name):
+            text("h2", title, id=name)
             self._list = box("div", "episodes")
+            self._more = text("p", "", "fine")
             self._empty = Sentence("empty")
 
-    def show(self, board: Board) -> None:
-        stories = {story.key: story for story in board.stories}
-        for key in self._shown.keys() - stories.keys():
+    def show(self, listed: Sequence[Story], more: str, empty: str) -> None:
+        told = {story.key: story for story in listed}
+        for key in self._shown.keys() - told.keys():
             self._shown.pop(key).element.delete()
-        for number, story in enumerate(stories.values()):
+        for number, story in enumerate(told.values()):
             if story.key not in self._shown:
                 with self._list:
                     self._shown[story.key] = _StoryElement(story)
@@ -282,12 +363,9 @@ class _Stories:
             if self._list.default_slot.children[number] is not shown.element:
                 shown.element.move(self._list, target_index=number)
             shown.show(story)
-        self._empty.show(
-            "None so far. An episode is a time span with a serious overload."
-            if board.analysing
-            else f"Episodes need the analysis. {board.analysis}"
-        )
-        set_classes(self._empty.element, "empty gone" if board.stories else "empty")
+        self._more.text = more
+        self._empty.show(empty)
+        set_classes(self._empty.element, "empty gone" if listed else "empty")
 
 
 class _StoryElement:
@@ -298,7 +376,8 @@ class _StoryElement:
                 self._peak = text("span", "", "peak")
                 with box("span", "when"):
                     self._when, self._lasted = text("span"), text("span", "", "fine")
-                self._cause = text("span", "", "cause")
+                with box("span", "cause"):
+                    self._cause, self._where = text("span"), text("span", "", "fine")
                 self._culprit = text("span", "", "culprit")
             with box("div", "told"):
                 self._story = box("div", "story")
@@ -307,6 +386,13 @@ class _StoryElement:
                     self._clients = _small("Most costly clients", columns)
                     self._throttled = _small("Throttled clients", (("client", "wide"), ("for", "right")))
                     self._losses = _small("Dropped and refused", REASONS)
+                with box("div", "pair") as self._wider:
+                    with box("div"):
+                        self._members = _small("Episodes", MEMBERS)
+                        self._members_more = text("p", "", "fine")
+                    with box("div"):
+                        self._slowed = _small("Nodes with throttled clients", SLOWED)
+                        self._slowed_more = text("p", "", "fine")
 
     def show(self, story: Story) -> None:
         if story == self._before:
@@ -320,7 +406,7 @@ class _StoryElement:
         set_classes(self._peak, f"peak {story.tone}")
         self._when.text = story.when
         self._lasted.text = f"for {story.lasted} so far" if story.open else f"for {story.lasted}"
-        self._cause.text = story.cause
+        self._cause.text, self._where.text = story.cause, story.where
         self._culprit.text = words.shown(story.culprit) if story.culprit else "no single client"
         if before is None or before.story != story.story:
             self._story.clear()
@@ -330,12 +416,129 @@ class _StoryElement:
         self._clients.show(story.clients)
         self._throttled.show(story.throttled)
         self._losses.show(story.losses)
+        self._members.show(story.members)
+        self._members_more.text = story.members_more
+        self._slowed.show(story.slowed)
+        self._slowed_more.text = story.slowed_more
+        set_classes(self._wider, "pair" if len(story.members) > 1 or len(story.slowed) > 1 else "pair gone")
 
 
 def _small(title: str, columns: Sequence[tuple[str, str]]) -> Table:
     with box("div"):
         text("h3", title)
         return Table(title, columns, "None.", "small")
+
+
+class _NodesPage:
+    """All nodes, PAGE of them at a time."""
+
+    def __init__(self, reader: Reader, number: int) -> None:
+        self._reader = reader
+        self._number = number
+        self._top = _Top()
+        with box("main", id="main", tabindex="-1"):
+            link("← The cluster", "/", "back")
+            text("h1", "Nodes")
+            with box("section", "card", aria_labelledby="nodes"):
+                self._title = text("h2", "", id="nodes")
+                self._table = Table("Nodes", NODES, "No node has reported.", "nodes")
+                self._pages = Sentence("fine", "nav")
+
+    def show(self) -> None:
+        self._top.show(self._reader.board)
+        rows = node_rows(self._reader.live, self._reader.board.at)
+        listed, number, last = pages(rows, self._number)
+        self._title.text = f"{words.plural(len(rows), 'node')}, those with the most trouble first"
+        self._table.show(listed)
+        parts = [Part(f"Page {number} of {last}. ")] if last > 1 else []
+        if number > 1:
+            parts += [Part("Previous", all_nodes_page(number - 1)), Part(" ")]
+        if number < last:
+            parts.append(Part("Next", all_nodes_page(number + 1)))
+        self._pages.show(parts)
+
+
+class _Heading:
+    """The level of a node or a worker, and its cause."""
+
+    def __init__(self, path: Sequence[Part], title: str) -> None:
+        Sentence("back").show(path)
+        text("h1", title)
+        self._missing = Sentence("nothing")
+        with box("section", "card state", aria_label="Now"):
+            self._level = text("span", "", "level")
+            self._sentence = text("p")
+
+    def show(self, board: NodeBoard | WorkerBoard) -> None:
+        self._missing.show(board.missing)
+        set_classes(self._missing.element, "nothing" if board.missing else "nothing gone")
+        self._level.text = NONE if board.tone == "unknown" else f"level {board.level}"
+        set_classes(self._level, f"level-of {board.tone}")
+        self._sentence.text = board.sentence
+
+
+class _NodePage:
+    def __init__(self, reader: Reader, name: str) -> None:
+        self._reader = reader
+        self._name = name
+        self._top = _Top()
+        with box("main", id="main", tabindex="-1"):
+            self._heading = _Heading(heading(name), f"Node {words.shown(name)}")
+            self._tiles = _Tiles()
+            with box("section", "card", aria_labelledby="workers"):
+                text("h2", "Workers", id="workers")
+                self._workers = Table("Workers", WORKERS, "No worker has reported.", "workers")
+                self._more = text("p", "", "fine")
+            self._incidents = _Stories("Incidents that affect this node", "incidents")
+            self._episodes = _Stories("Episodes of this node and its workers", "episodes")
+            self._tables = _Tables("in the last minute", with_minute=False)
+
+    def show(self) -> None:
+        reader, name, overview = self._reader, self._name, self._reader.board
+        reader.want_episodes(name)
+        board = node_board(reader.live, name, overview.at)
+        self._top.show(overview)
+        self._heading.show(board)
+        self._tiles.show(board.tiles)
+        self._workers.show(board.workers)
+        self._more.text = board.workers_more
+        mine = [story for story in overview.stories if name in story.nodes]
+        self._incidents.show(mine, overview.stories_more, _no_stories(overview))
+        rows, number = reader.episodes.get(name, ((), 0))
+        told = [*stories(rows, overview.known, overview.at)]
+        empty = "None so far." if overview.analysing else _no_stories(overview)
+        self._episodes.show(told, beyond(number, EPISODES, "episode"), empty)
+        tables = (board.clients, board.topics, board.dropped, board.refused, board.held)
+        self._tables.show(tables, board.more)
+
+
+class _WorkerPage:
+    def __init__(self, reader: Reader, node: str, worker: int) -> None:
+        self._reader = reader
+        self._node = node
+        self._worker = worker
+        self._top = _Top()
+        with box("main", id="main", tabindex="-1"):
+            self._heading = _Heading(heading(node, worker), f"Worker {worker} of node {words.shown(node)}")
+            with box("div", "pair"):
+                with box("section", "card", aria_labelledby="signals"):
+                    text("h2", "Signals", id="signals")
+                    self._signals = Table("Signals", SIGNALS, "None.", "signals")
+                    self._more = text("p", "", "fine")
+                with box("section", "card", aria_labelledby="figures"):
+                    text("h2", "Figures", id="figures")
+                    self._figures = Table("Figures", FIGURES, "None.", "figures")
+            self._tables = _Tables("in the last second", with_minute=False)
+
+    def show(self) -> None:
+        reader = self._reader
+        board = worker_board(reader.live, self._node, self._worker, reader.board.at)
+        self._top.show(reader.board)
+        self._heading.show(board)
+        self._signals.show(board.signals)
+        self._more.text = board.signals_more
+        self._figures.show(board.figures)
+        self._tables.show((board.clients, board.topics, board.dropped, board.refused, board.held), board.more)
 
 
 class _ClientPage:
@@ -358,13 +561,13 @@ class _ClientPage:
                 text("h2", "In the last 10 seconds", id="lately")
                 self._lately = text("p")
             with box("section", "card", aria_labelledby="part"):
-                text("h2", "Episodes in which this client was a culprit", id="part")
-                self._part = Table("Episodes", (("time", "wide"), ("peak", "right"), ("cost", "right")), "None.")
+                text("h2", "Incidents in which this client was a culprit", id="part")
+                self._part = Table("Incidents", (("time", "wide"), ("peak", "right"), ("cost", "right")), "None.")
 
     def show(self) -> None:
         board = self._reader.board
         self._top.show(board)
-        self._lately.text = lately(self._reader.live, self._name, self._reader.now)
+        self._lately.text = lately(self._reader.live, self._name, board.at)
         here = client_page(self._name)
         self._part.show(
             [

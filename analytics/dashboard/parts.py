@@ -8,7 +8,7 @@ from typing import Any
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
-from analytics.dashboard.model import Cell, Note, Part, Row
+from analytics.dashboard.values import Cell, Note, Part, Row
 
 
 def box(tag: str, kind: str = "", **attributes: str) -> ui.element:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import msgspec
 import redis.asyncio
 from redis import exceptions as refusals
 from redis.asyncio.retry import Retry
@@ -18,8 +19,11 @@ from redis.backoff import NoBackoff
 
 from analytics.dashboard.charts import Mark, mark_of
 from analytics.dashboard.live import KEPT, Live
-from analytics.dashboard.model import AT_MOST, EPISODES, Analysis, Away, board
-from analytics.keys import AnalyticsKeys
+from analytics.dashboard.model import AT_MOST, EPISODES, INCIDENTS, Analysis, Away, board
+from analytics.keys import AnalyticsKeys, start_of
+from analytics.record_type import DECODER
+from analytics.resources import node_of
+from analytics.rows import Episode
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.record_log import FIELD
 
@@ -30,6 +34,7 @@ TIMEOUT: Final = 3.0  # seconds for a reply
 SPANS: Final = {10: 360, 60: 1440}  # number of windows shown, by span: an hour, a day
 AGAIN: Final = 6  # the newest windows are read again: late records change them
 WANTED: Final = 30.0  # seconds for which a span is read after a page has requested it
+NODES: Final = 50  # whose episodes are read at the same time
 ESCAPED_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 Find = Callable[[], RedisAddress]
@@ -49,6 +54,7 @@ class Reader:
         self.live = Live()
         self.away: Away | None = None
         self.windows: dict[int, dict[int, Mark]] = {span: {} for span in SPANS}
+        self.episodes: dict[str, tuple[tuple[Episode, ...], int]] = {}  # of nodes that pages show; and of how many
         self.board = board(self.live, Analysis(), None, time.time())
         self._find = find
         self._keys = AnalyticsKeys(prefix)
@@ -59,10 +65,20 @@ class Reader:
         self._ahead = 0.0  # seconds by which the clock of Redis is ahead of the local clock
         self._analysis = Analysis()
         self._wanted: dict[int, float] = {}
+        self._nodes: dict[str, float] = {}
 
     def want(self, span: int) -> None:
         """Read windows of *span* for the next WANTED seconds, as a page shows them."""
         self._wanted[span] = time.monotonic() + WANTED
+
+    def want_episodes(self, node: str) -> None:
+        """Read the episodes of *node* for the next WANTED seconds, as a page shows them."""
+        if node in self._nodes or len(self._nodes) < NODES:
+            self._nodes[node] = time.monotonic() + WANTED
+
+    @property
+    def analysis(self) -> Analysis:
+        return self._analysis
 
     @property
     def now(self) -> float:
@@ -94,6 +110,7 @@ class Reader:
         server = await self._connected()
         await self._read_log(server)
         self._analysis = await self._read_analysis(server)
+        await self._read_episodes(server)
         now = time.monotonic()
         for span, until in self._wanted.items():
             if now < until:
@@ -126,7 +143,12 @@ class Reader:
             entries = _entries(answer)
             for identity, fields in entries:
                 self._last = identity
-                self.live.take(parsed(fields.get(FIELD.encode())), int(identity.split(b"-")[0]) / 1e3)
+                record = _record(fields.get(FIELD.encode(), b""))
+                at = int(identity.split(b"-")[0]) / 1e3
+                if record is None:
+                    self.live.unfit += 1
+                else:
+                    self.live.add(record, at)
             if len(entries) < AT_ONCE:
                 self._behind = 0.0
                 return
@@ -148,18 +170,33 @@ class Reader:
         new_status = parsed(status)
         before = self._analysis
         if not isinstance(new_status, dict):
-            return Analysis(episodes=before.episodes)
+            return Analysis(incidents=before.incidents, incidents_all=before.incidents_all)
         if before.status is not None and before.status == new_status:
             return before
-        ids = sorted(await _awaited(server.hkeys(keys.episodes)), key=_newest_first)[:EPISODES]
-        rows = [parsed(row) for row in await _awaited(server.hmget(keys.episodes, ids))] if ids else []
+        ids = sorted(await _awaited(server.hkeys(keys.incidents)), key=_newest_first)
+        whole, bad = await _rows(server, keys.incidents, ids[:INCIDENTS])
         found = parsed(findings)
-        whole: list[Any] = [row for row in rows if isinstance(row, dict)]
-        bad = len(rows) - len(whole) + (findings is not None and not isinstance(found, dict))
-        whole.sort(key=_start, reverse=True)
+        bad += findings is not None and not isinstance(found, dict)
         made: Any = found if isinstance(found, dict) else None
         read: Any = new_status
-        return Analysis(read, made, tuple(whole), bad)
+        return Analysis(read, made, whole, len(ids), bad)
+
+    async def _read_episodes(self, server: "redis.asyncio.Redis") -> None:
+        """Read the episodes of the nodes that pages show."""
+        now = time.monotonic()
+        for node in [node for node, until in self._nodes.items() if until < now]:
+            del self._nodes[node]
+        self.episodes = {node: found for node, found in self.episodes.items() if node in self._nodes}
+        if not self._nodes:
+            return
+        ids = sorted(await _awaited(server.hkeys(self._keys.episodes)), key=_newest_first)
+        of_nodes: dict[str, list[bytes]] = {}
+        for id in ids:
+            of_nodes.setdefault(node_of(id.decode(errors="replace").partition(" ")[2]), []).append(id)
+        for node in self._nodes:
+            mine = of_nodes.get(node, [])
+            rows, _ = await _rows(server, self._keys.episodes, mine[:EPISODES])
+            self.episodes[node] = rows, len(mine)
 
     async def _read_windows(self, server: "redis.asyncio.Redis", span: int) -> None:
         """Read the windows that are not known yet, and the newest ones again."""
@@ -208,6 +245,16 @@ def parsed(text: object) -> object:
     return found
 
 
+def _record(text: bytes) -> dict[str, Any] | None:
+    """Return the metrics record in *text*; None if it is invalid."""
+    try:
+        DECODER.decode(text)
+        found: dict[str, Any] = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    return found
+
+
 def _entries(answer: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
     """Return the entries of an XREAD reply, in RESP2 or RESP3 form."""
     if not answer:
@@ -226,11 +273,16 @@ def _order(identity: bytes) -> tuple[int, int]:
     return int(milliseconds or 0), int(number or 0)
 
 
+async def _rows(server: "redis.asyncio.Redis", key: str, ids: list[bytes]) -> tuple[tuple[Any, ...], int]:
+    """Return the rows of *ids* in the hash *key*, and how many of them are no rows."""
+    rows = [parsed(row) for row in await _awaited(server.hmget(key, ids))] if ids else []
+    whole: list[Any] = [row for row in rows if isinstance(row, dict)]
+    whole.sort(key=_start, reverse=True)
+    return tuple(whole), len(rows) - len(whole)
+
+
 def _newest_first(identity: bytes) -> tuple[float, bytes]:
-    try:
-        return -float(identity), identity
-    except ValueError:
-        return 0.0, identity
+    return -start_of(identity.decode(errors="replace")), identity
 
 
 def _start(episode: Any) -> float:

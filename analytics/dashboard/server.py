@@ -1,6 +1,7 @@
 # The HTTP server of the dashboard.
 #
 # access.py decides which requests it answers, and which come from operators. For all others it is read-only.
+import gc
 import signal
 import socket
 from collections.abc import Callable, Collection
@@ -9,7 +10,7 @@ from types import FrameType
 from typing import Any, Final
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from nicegui import Client, app, background_tasks, ui
 
@@ -24,6 +25,7 @@ BACKLOG: Final = 128
 # Seconds that a page may be silent. After more it loads itself anew, which closes what its reader has opened; with the
 # 3 s that are usual, a browser on a busy machine does that now and then.
 RECONNECT: Final = 15.0
+GC_THRESHOLD: Final = 100_000  # objects: the records of all workers have no cycles, so collections are mostly wasted
 ENDING: Final = 1  # seconds for open requests to finish when the server stops
 
 
@@ -54,11 +56,24 @@ def serve(
 
     *hosts*, *token*, *operator_token*: see Access.
     """
+    gc.set_threshold(GC_THRESHOLD)
     page.head()
 
     @ui.page("/", title=TITLE)
     def cluster() -> None:
         page.build_board(reader)
+
+    @ui.page("/nodes", title=f"Nodes - {TITLE}")
+    def nodes_of_cluster(page_number: str = Query("", alias="page")) -> None:
+        page.build_nodes(reader, int(page_number) if page_number.isdecimal() and len(page_number) < 6 else 1)
+
+    @ui.page("/node/{name:path}", title=f"A node - {TITLE}")
+    def node(name: str) -> None:
+        page.build_node(reader, name)
+
+    @ui.page("/worker/{number}/{name:path}", title=f"A worker - {TITLE}")
+    def worker(number: str, name: str) -> None:
+        page.build_worker(reader, name, int(number) if number.isdecimal() and len(number) < 6 else 0)
 
     @ui.page("/client/{name:path}", title=f"A client - {TITLE}")
     def client(name: str, request: Request) -> None:

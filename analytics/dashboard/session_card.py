@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 from analytics.dashboard import words
 from analytics.dashboard.access import SIGN_IN
 from analytics.dashboard.client_nodes import ClientNodes, Found, NodeRefused
-from analytics.dashboard.model import Cell, Part, Row
 from analytics.dashboard.parts import Sentence, Table, box, link, set_attributes, set_classes, text
+from analytics.dashboard.values import Cell, Part, Row
 from broker.insight.explain import size, span
 
 EXPORT: Final = "/export"

@@ -85,10 +85,10 @@ class Writer:
         self._speaking.join()
         self._client.close()
 
-    def job(self, *episodes: Row, **findings: Any) -> None:
+    def job(self, *incidents: Row, **findings: Any) -> None:
         now = time.time()
         job = rows.status(now, next(self._batch))
-        rows.write(self._client, "weir", episodes=[*episodes], found=rows.findings(now, **findings), job=job)
+        rows.write(self._client, "weir", incidents=[*incidents], found=rows.findings(now, **findings), job=job)
 
     def forget(self) -> None:
         with self._lock:

@@ -1,6 +1,7 @@
 # Records and rows as tests want them: whole, with what a test is about given.
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from analytics.keys import AnalyticsKeys
@@ -86,9 +87,19 @@ def hitter(name: str, cost: int, paused_ms: int = 0) -> Row:
     return {"name": name, "node": "a", "cost": cost, "messages": cost // 10, "bytes": cost, "paused_ms": paused_ms}
 
 
+def incident(start: float, end: float | None, culprit: str = "pump-1", **given: Any) -> Row:
+    """One of a single episode."""
+    whole = episode(start, end, culprit, **given)
+    resource = whole.pop("resource")
+    member = {name: whole[name] for name in ("id", "cause", "peak", "start", "end")} | {"resource": resource}
+    return {"episodes": [member], "episodes_all": 1, **whole}
+
+
 def episode(start: float, end: float | None, culprit: str = "pump-1", **given: Any) -> Row:
+    resource = given.get("resource", "node a")
     return {
-        "id": f"{start:.0f}",
+        "id": f"{start:.0f} {resource}",
+        "resource": resource,
         "start": start,
         "end": end,
         "state": "open" if end is None else "closed",
@@ -96,7 +107,12 @@ def episode(start: float, end: float | None, culprit: str = "pump-1", **given: A
         "peak_at": start + 3,
         "cause": "lag",
         "cause_worker": "a/0",
+        "weight": 100,
+        "cost": 10_000,
         "nodes": ["a"],
+        "further_nodes": False,
+        "slowed": [{"node": "a", "throttled_most": 1, "paused_ms": 21_500}],
+        "slowed_nodes": 1,
         "culprits": [{"name": culprit, "share": 0.83}, {"name": "meter-2", "share": 0.1}],
         "clients": [hitter(culprit, 8300), hitter("meter-2", 1000)],
         "topics": [hitter("line/7/raw", 9000)],
@@ -166,11 +182,20 @@ def window(start: int, span: int, level: int) -> Row:
     return {"start": start, "span": span, "cluster": figures, "nodes": {"a": figures}, "worker_levels": {}}
 
 
-def write(server: Any, prefix: str, *, episodes: list[Row], found: Row | None, job: Row | None) -> None:
+def write(
+    server: Any,
+    prefix: str,
+    *,
+    incidents: list[Row],
+    found: Row | None,
+    job: Row | None,
+    episodes: Sequence[Row] = (),
+) -> None:
     """As the job writes them."""
     keys = AnalyticsKeys(prefix)
-    for one in episodes:
-        server.hset(keys.episodes, one["id"], json.dumps(one))
+    for key, rows in ((keys.incidents, incidents), (keys.episodes, episodes)):
+        for one in rows:
+            server.hset(key, one["id"], json.dumps(one))
     if found is not None:
         server.set(keys.findings, json.dumps(found))
     if job is not None:

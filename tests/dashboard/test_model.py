@@ -8,7 +8,9 @@ import pytest
 
 from analytics.dashboard import charts, words
 from analytics.dashboard.live import FORGOTTEN, FRESH, HITTING, KEPT, WORKERS, Live
-from analytics.dashboard.model import Analysis, Away, Board, Part, board, client_page, lately
+from analytics.dashboard.model import NODES, Analysis, Away, Board, board, lately
+from analytics.dashboard.nodes import PAGE, SIGNALS, node_board, node_rows, pages, worker_board
+from analytics.dashboard.values import Part, client_page
 from analytics.rows import VERSION
 from tests.dashboard import rows
 from tests.dashboard.rows import aggressor, record, top
@@ -98,7 +100,7 @@ def test_the_page_has_one_time_zone_whatever_that_of_the_machine(monkeypatch: py
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
-        shown = seen(told(record(), at=NOW), analysed(episodes=(rows.episode(NOW - 20, NOW - 10),)))
+        shown = seen(told(record(), at=NOW), analysed(incidents=(rows.incident(NOW - 20, NOW - 10),)))
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -217,9 +219,11 @@ def test_everything_is_bounded() -> None:
 
     assert KEPT == len(live.seconds)
     assert WORKERS == len(live.workers)
-    assert HITTING >= len(live.hitters("client", NOW + KEPT * 2))
+    assert HITTING >= len(live.hitters("client", NOW + KEPT * 2)[0])
     assert 48 == len(seen(live, now=NOW + KEPT * 2).workers)
-    assert "952 more workers with less load not shown" in seen(live, now=NOW + KEPT * 2).workers_more
+    assert 100 == live.turned_away
+    assert "100 records are not shown: they are from more than 4096 workers." in seen(live, now=NOW + KEPT * 2).footnote
+    assert "4048 more workers with less load not shown" in seen(live, now=NOW + KEPT * 2).workers_more
 
 
 def test_a_second_without_a_record_is_a_gap_only_if_nobody_speaks() -> None:
@@ -279,8 +283,8 @@ def test_it_says_how_the_analysis_is(status: Any, runs: bool, words_of_it: str) 
 
 def test_an_episode_is_told_with_its_story() -> None:
     """The row of an episode would lack what it is for: when, because of what and whom, and who paid."""
-    ended: Any = rows.episode(NOW - 100, NOW - 60)
-    shown = seen(told(record()), analysed(episodes=(ended,)))
+    ended: Any = rows.incident(NOW - 100, NOW - 60)
+    shown = seen(told(record()), analysed(incidents=(ended,)))
     (story,) = shown.stories
 
     assert (False, 7, "lag", "pump-1", "40 s") == (story.open, story.peak, story.cause, story.culprit, story.lasted)
@@ -293,17 +297,17 @@ def test_an_episode_is_told_with_its_story() -> None:
 
 def test_an_episode_that_goes_on_ends_now() -> None:
     """It would look over, or last as long as at the last batch."""
-    going: Any = rows.episode(NOW - 7, None)
-    (story,) = seen(told(record()), analysed(episodes=(going,)), now=NOW + 3).stories
+    going: Any = rows.incident(NOW - 7, None)
+    (story,) = seen(told(record()), analysed(incidents=(going,)), now=NOW + 3).stories
 
     assert (True, None, "10 s") == (story.open, story.end, story.lasted)
 
 
 def test_what_the_analysis_knew_is_not_said_of_now() -> None:
     """While it is behind, or down, an episode that is over would go on, and a warning be believed that is past."""
-    going: Any = rows.episode(NOW - 100, None)
+    going: Any = rows.incident(NOW - 100, None)
     found = rows.findings(NOW, warnings=[rows.warning()])
-    shown = seen(told(record()), analysed(episodes=(going,), findings=found, status=rows.status(NOW, newest=NOW - 60)))
+    shown = seen(told(record()), analysed(incidents=(going,), findings=found, status=rows.status(NOW, newest=NOW - 60)))
     (story,) = shown.stories
 
     assert (True, False, "40 s") == (story.open, story.current, story.lasted)
@@ -313,16 +317,16 @@ def test_what_the_analysis_knew_is_not_said_of_now() -> None:
 
 def test_a_gate_is_named_as_what_lies_behind_it() -> None:
     """`b/1` as a cause says nothing to who does not know the names of resources."""
-    gate: Any = rows.episode(NOW - 7, None, cause="b/1")
+    gate: Any = rows.incident(NOW - 7, None, cause="b/1")
 
-    assert "worker 1 of node b is slow" == seen(told(record()), analysed(episodes=(gate,))).stories[0].cause
+    assert "worker 1 of node b is slow" == seen(told(record()), analysed(incidents=(gate,))).stories[0].cause
 
 
-@pytest.mark.parametrize("broken", [{}, {"id": 1}, {**rows.episode(NOW, None), "culprits": 5}, {"start": "soon"}])
+@pytest.mark.parametrize("broken", [{}, {"id": 1}, {**rows.incident(NOW, None), "culprits": 5}, {"start": "soon"}])
 def test_a_row_that_is_no_episode_is_left_out(broken: Any) -> None:
     """One bad row in Redis, or one of another version, would take the page with it."""
-    good: Any = rows.episode(NOW - 7, None)
-    shown = seen(told(record()), analysed(episodes=(broken, good)))
+    good: Any = rows.incident(NOW - 7, None)
+    shown = seen(told(record()), analysed(incidents=(broken, good)))
 
     assert [good["id"]] == [story.key for story in shown.stories]
 
@@ -394,6 +398,150 @@ def test_charts_show_nodes_only_if_there_are_several() -> None:
     assert {} == charts.of_seconds(one.seconds, NOW).nodes
     assert ["a", "b"] == list(charts.of_seconds(two.seconds, NOW).nodes)
     assert json.dumps(charts.level_options(charts.of_seconds(two.seconds, NOW), [(NOW - 5, NOW)]))
+
+
+def cluster(nodes: int = 20, workers: int = 2, **given: Any) -> Live:
+    """*given*: what node n05 has."""
+    live = Live()
+    for node in range(nodes):
+        for worker in range(workers):
+            more = given if node == 5 and not worker else {}
+            live.take(record(worker, node=f"n{node:02}", **more), NOW)
+    return live
+
+
+def test_the_nodes_with_most_trouble_come_first_and_the_others_are_counted() -> None:
+    """Of a hundred nodes one would look for the one that is overloaded, or take those that are shown for all."""
+    live = cluster(level=4, cluster_level=4, cause="lag", signals={"lag": 2.0})
+    live.take(record(7, node="n19", clients={"throttled": 3}), NOW)
+    live.take(record(7, node="n18", sequence=1), NOW - FRESH - 1)
+    shown = seen(live)
+
+    assert [("n05", "4"), ("n18", "0"), ("n19", "0"), ("n00", "0")] == [
+        (row.key, row.cells[1].text) for row in shown.nodes[:4]
+    ]
+    assert ("/node/n05", "lag 2.00 (worker 0)") == (shown.nodes[0].cells[0].href, shown.nodes[0].cells[2].text)
+    assert "2 of 3" == shown.nodes[1].cells[3].text
+    assert NODES == len(shown.nodes)
+    assert "8 more nodes, not overloaded: all 20 nodes." == "".join(part.text for part in shown.nodes_more)
+    assert () == shown.workers
+
+
+def test_a_cluster_of_one_node_shows_its_workers_at_once() -> None:
+    """One would have to click to see the four workers of a single node."""
+    shown = seen(told(record(), record(1)))
+
+    assert ((), (), ["a/0", "a/1"]) == (shown.nodes, shown.nodes_more, [row.key for row in shown.workers])
+    assert "/worker/1/a" == shown.workers[1].cells[0].href
+
+
+def test_a_silent_node_comes_before_a_busy_one_and_has_no_level() -> None:
+    """It died, and would be the last of a hundred, or calm; or a hundred would hide the one that is overloaded."""
+    live = cluster(nodes=4, workers=1)
+    for node, level in ((0, 4), (2, 0), (3, 5)):
+        live.take(record(node=f"n{node:02}", sequence=1, level=level, cause="lag"), NOW + 10)
+    rows_of_it = seen(live, now=NOW + 10).nodes
+
+    assert ["n03", "n01", "n00", "n02"] == [row.key for row in rows_of_it]
+    rows_of_it = rows_of_it[1:]
+    assert ["\N{EN DASH}", "silent for 10 s", "0 of 1"] == [cell.text for cell in rows_of_it[0].cells[1:4]]
+
+
+def test_all_nodes_are_on_pages() -> None:
+    """The last of them could not be seen at all, or all at once by a browser that cannot show them."""
+    listed = node_rows(cluster(nodes=2 * PAGE + 1), NOW)
+
+    assert [(PAGE, 1, 3), (PAGE, 2, 3), (1, 3, 3), (1, 3, 3), (PAGE, 1, 3)] == [
+        (len(part), number, last) for part, number, last in (pages(listed, one) for one in (1, 2, 3, 99, -5))
+    ]
+    assert ([], 1, 1) == pages([], 1)
+
+
+def test_the_page_of_a_node_has_its_own_figures_only() -> None:
+    """Somebody would look for the cause at the wrong node."""
+    mine = top("client", ("mine", 800, 80))
+    live = cluster(
+        level=4,
+        cluster_level=4,
+        cause="lag",
+        signals={"lag": 2.0},
+        dropped={"expired": 3},
+        connects={"refused": 2},
+        top={"clients": mine},
+    )
+    live.take(record(9, node="n06", dropped={"not_writable": 5}, top={"clients": top("client", ("other", 1, 1))}), NOW)
+    shown = node_board(live, "n05", NOW)
+    other = node_board(live, "n04", NOW)
+
+    assert (4, "busy", "Worker 0: clients wait too long to be served (lag). This signal is at 2 times its target.") == (
+        shown.level,
+        shown.tone,
+        shown.sentence,
+    )
+    assert (["n05/0", "n05/1"], ["mine"]) == ([row.key for row in shown.workers], [row.key for row in shown.clients])
+    assert (["expired"], ["CONNECT"]) == ([row.key for row in shown.dropped], [row.key for row in shown.refused])
+    assert ("Not overloaded.", (), ()) == (other.sentence, other.clients, other.dropped)
+    assert "No worker of this node has written a record" in node_board(live, "none", NOW).missing
+
+
+def test_the_page_of_a_worker_has_its_signals_the_highest_first() -> None:
+    """A worker has one for each peer: that of the slow one would be somewhere among a hundred."""
+    signals = {f"n{one:02}/0": one / 100 for one in range(30)}
+    live = told(record(3, signals=signals, cluster_level=5, queues=record()["queues"] | {"outbound_bytes": 500}))
+    shown = worker_board(live, "a", 3, NOW)
+
+    assert (SIGNALS, "n29/0", "0.29") == (len(shown.signals), shown.signals[0].key, shown.signals[0].cells[2].text)
+    assert "10 more lower signals not shown." == shown.signals_more
+    assert "Level 5 is in force, because of another worker" in shown.sentence
+    assert "500B of 1.0kB" in [row.cells[1].text for row in shown.figures]
+    assert "This worker has not written" in worker_board(live, "a", 4, NOW).missing
+
+
+def test_an_incident_says_where_it_is_and_whom_it_slows_down() -> None:
+    """Somebody would know that there is an overload, and not of which of a hundred nodes."""
+    of_one, of_many = rows.incident(NOW - 9, None), rows.incident(NOW - 99, NOW - 50)
+    of_many["episodes"] = [{**of_many["episodes"][0], "id": f"{one}", "resource": f"b/{one}"} for one in range(2)]
+    of_many |= {"episodes_all": 39, "nodes": ["b", "c"], "slowed_nodes": 12}
+    of_many["slowed"] = [{"node": "d", "throttled_most": 4, "paused_ms": 2500}]
+    shown = seen(told(record()), analysed(incidents=(of_one, of_many), incidents_all=33))
+
+    assert ["node a", "39 episodes, 2 nodes"] == [story.where for story in shown.stories]
+    story = shown.stories[1]
+    assert ("37 more episodes not shown.", "11 more nodes not shown.") == (story.members_more, story.slowed_more)
+    assert (["worker 0 of node b", "worker 1 of node b"], "/node/b") == (
+        [row.cells[0].text for row in story.members],
+        story.members[0].cells[0].href,
+    )
+    assert (["d", "4", "2.5 s"], {"b", "c", "d"}) == ([cell.text for cell in story.slowed[0].cells], story.nodes)
+    assert "3 more incidents not shown." == shown.stories_more
+
+
+def test_what_a_table_leaves_out_is_counted() -> None:
+    """Those that are shown would be taken for all."""
+    many = top("client", *((f"c{one}", 100 + one, 1) for one in range(14)))
+    reasons = {f"reason-{one}": 1 for one in range(11)}
+    shown = seen(told(record(top={"clients": many}, dropped=reasons)))
+
+    assert ("4 more clients not shown.", "", "3 more reasons not shown.", "", "") == shown.more
+
+
+def test_the_share_of_a_client_is_of_all_whatever_is_kept_of_the_others() -> None:
+    """With thousands of workers few names of each are kept: the share of those would be far too large."""
+    live = Live()
+    for worker in range(2000):
+        names = (("everywhere", 100, 1), *((f"c{worker}-{one}", 90 - one, 1) for one in range(9)))
+        live.take(record(worker, top={"clients": top("client", *names)}), NOW)
+
+    assert ("everywhere", "11 %") == (seen(live).clients[0].key, seen(live).clients[0].cells[1].text)
+
+
+def test_charts_draw_the_nodes_with_the_highest_levels() -> None:
+    """They drew the first by name, which are well, and nobody saw the one that is not."""
+    live = cluster(level=4, cause="lag", signals={"lag": 2.0})
+    live.pass_time(NOW + 2)
+    lines = charts.of_seconds(live.seconds, NOW + 2)
+
+    assert (["n00", "n01", "n02", "n03", "n04", "n05"], 14) == (list(lines.nodes), lines.left_out)
 
 
 def test_the_model_needs_no_browser() -> None:

@@ -68,8 +68,8 @@ def busy(writer: Writer, level: int = 7, now: float = 0.0) -> None:
     writer.worker(aggressor, level, paused={"credits": {"clients": 1, "pauses": 3, "ms": 800}}, dropped={"expired": 3})
     writer.worker(rows.record, 1)
     writer.job(
-        rows.episode(now - 20, None),
-        rows.episode(now - 200, now - 160, "meter-2", peak=3),
+        rows.incident(now - 20, None),
+        rows.incident(now - 200, now - 160, "meter-2", peak=3),
         warnings=[rows.warning()],
         slow_readers=[{"node": "a", "worker": 0, "non_writable": 2, "outbound_share": 0.3, "since": now - 60}],
     )
@@ -119,7 +119,7 @@ def test_an_episode_opens_by_keyboard_and_stays_open(url: str, writer: Writer, l
     """Its story would be for the mouse only, or close under who reads it."""
     now = time.time()
     busy(writer, now=now)
-    told = rows.episode(now - 20, None, peak=8)
+    told = rows.incident(now - 20, None, peak=8)
     page = look(url)
     # The page may still show the episodes of the test before this one.
     episode = page.locator(f"details.episode[data-episode='{told['id']}']")
@@ -225,7 +225,9 @@ def test_the_pictures_of_the_readme_show_an_overload(tmp_path: Path, look: Look,
         writer.worker(pumped, 6, **held)
         with weir_process("--redis", f"unix://{server.socket}") as (_, address):
             for name, width, height in (("dark", 1280, 900), ("phone", 390, 844)):
-                writer.job(rows.episode(now - 92, None, peak=6), rows.episode(now - 400, now - 360, "meter-2", peak=3))
+                writer.job(
+                    rows.incident(now - 92, None, peak=6), rows.incident(now - 400, now - 360, "meter-2", peak=3)
+                )
                 page = look(address, width=width, height=height, scheme="dark")
                 until(lambda page=page: number(page) == "6", "the level does not come")  # type: ignore[misc]
                 until(lambda page=page: min(map(drawn, page.locator(".chart").all())) > 20, "a chart is empty")  # type: ignore[misc]
@@ -243,7 +245,7 @@ def test_what_a_client_calls_itself_is_only_a_text(url: str, writer: Writer, loo
     now = time.time()
     writer.forget()
     writer.worker(rows.record, level=5, cause="lag", signals={"lag": 2.0}, top=hit)
-    writer.job(rows.episode(now - 9, None, HOSTILE, story=[HOSTILE]))
+    writer.job(rows.incident(now - 9, None, HOSTILE, story=[HOSTILE]))
     page = look(url)
     link = page.locator("table.clients a").first
     until(lambda: link.count() > 0 and link.inner_text() == HOSTILE, "the client is not shown")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from analytics.dashboard.model import AT_MOST
+from analytics.dashboard.model import AT_MOST, EPISODES
 from analytics.dashboard.reader import AT_ONCE, Nowhere, Reader, parsed
 from analytics.keys import AnalyticsKeys
 from tests.dashboard import rows
@@ -110,7 +110,7 @@ def test_it_shows_what_the_analysis_wrote(server: RunningRedis) -> None:
     rows.write(
         server.client(),
         PREFIX,
-        episodes=[rows.episode(now - 90, now - 60), rows.episode(now - 30, None)],
+        incidents=[rows.incident(now - 90, now - 60), rows.incident(now - 30, None)],
         found=rows.findings(now, warnings=[rows.warning()]),
         job=rows.status(now),
     )
@@ -124,21 +124,39 @@ def test_it_shows_what_the_analysis_wrote(server: RunningRedis) -> None:
 def test_an_episode_that_changes_is_read_again(server: RunningRedis) -> None:
     """It would go on for ever on the page."""
     now = time.time()
-    rows.write(server.client(), PREFIX, episodes=[rows.episode(now - 30, None)], found=None, job=rows.status(now))
+    rows.write(server.client(), PREFIX, incidents=[rows.incident(now - 30, None)], found=None, job=rows.status(now))
     reading = looked(reader(server))
-    rows.write(server.client(), PREFIX, episodes=[rows.episode(now - 30, now)], found=None, job=rows.status(now, 2))
+    rows.write(server.client(), PREFIX, incidents=[rows.incident(now - 30, now)], found=None, job=rows.status(now, 2))
     looked(reading)
 
     assert [False] == [story.open for story in reading.board.stories]
+
+
+def test_the_episodes_of_a_node_are_read_while_it_is_looked_at(server: RunningRedis) -> None:
+    """Those of all nodes would be read each second, or those of another node shown."""
+    now = time.time()
+    mine = [rows.episode(now - one, None, resource="node b") for one in range(EPISODES + 3)]
+    others = [rows.episode(now, None, resource=of) for of in ("node a", "a/1", "redis")]
+    gate = rows.episode(now + 1, None, resource="b/1 store")
+    job = rows.status(now)
+    rows.write(server.client(), PREFIX, incidents=[], episodes=[*mine, *others, gate], found=None, job=job)
+    reading = looked(reader(server))
+    assert {} == reading.episodes
+    reading.want_episodes("b")
+    looked(reading)
+
+    listed, number = reading.episodes["b"]
+    assert (EPISODES, EPISODES + 4) == (len(listed), number)
+    assert ["b/1 store", "node b"] == [one["resource"] for one in listed[:2]]
 
 
 def test_what_the_analysis_wrote_may_be_anything(server: RunningRedis) -> None:
     """A row of another version, or of another program, would end the dashboard."""
     now = time.time()
     client = server.client()
-    rows.write(client, PREFIX, episodes=[rows.episode(now - 30, None)], found=None, job=rows.status(now))
-    client.hset(KEYS.episodes, "no number", "no JSON")
-    client.hset(KEYS.episodes, "17", '{"start": []}')
+    rows.write(client, PREFIX, incidents=[rows.incident(now - 30, None)], found=None, job=rows.status(now))
+    client.hset(KEYS.incidents, "no number", "no JSON")
+    client.hset(KEYS.incidents, "17", '{"start": []}')
     client.set(KEYS.findings, "[]")
     reading = looked(reader(server))
 
