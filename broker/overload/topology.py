@@ -16,6 +16,6 @@ class Topology:
         self._count = nodes + (self._count if now < self._until else 0)
         self._until = now + self._lasts
 
-    def recent(self, now: float) -> int:
+    def recent(self, now: float) -> float:
         """Nodes that have joined or left, if the last of them did so a short time ago."""
-        return self._count if now < self._until else 0
+        return float(self._count) if now < self._until else 0.0
