@@ -304,10 +304,17 @@ class _Claim(TakingClaim):
             self.handed_over(TakeoverResult(None))
 
     def _ask_former(self, former: Owner) -> None:
-        """Have *former* give the session up, which it may have only if the store does not say that it is here."""
+        """Have *former* give the session up. It has none if the store says that a durable one is here.
+
+        Nor is it told to end what it may have still: an earlier claim may take the session from here meanwhile, and
+        *former* would end it there. A worker learns of the store what was taken from it.
+        """
         claims, claimant = self.claims, self.claimant
         here = claims.store.find(claimant.client_id)
-        wanted = not claimant.clean_start and (here is None or here.storage is None)
+        if here is not None and here.storage is not None:
+            self.handed_over(TakeoverResult(None))
+            return
+        wanted = not claimant.clean_start
         claims.requests.take_over(claimant.client_id, former, self.epoch, claimant.owner, wanted, self.handed_over)
 
     def _ask_all(self) -> None:
