@@ -159,6 +159,14 @@ def test_an_episode_that_never_ends_stays_open_and_costs_no_more() -> None:
     assert len(fold.state["episodes"]["spans"]["node a"]["clients"]) <= 4 * NAMES
 
 
+def test_what_is_lost_in_a_gap_of_an_episode_is_lost_by_it() -> None:
+    """Its messages are dropped while the level is 0 for some seconds: nobody would be told of them."""
+    gap = [second(at, dropped={"expired": 2}) for at in range(2, 6)]
+    fold = Fold().add(*bad(0, 2), *gap, *bad(6, 8), *(second(at, dropped={"expired": 50}) for at in range(8, 30)))
+
+    assert {"expired": 8} == fold.only()["dropped"]
+
+
 def test_a_late_second_that_bridges_two_episodes_merges_them() -> None:
     """The later one would stay for ever, as an episode that was none."""
     fold = Fold().add(*bad(0, 3), *bad(3 + GAP + 1, 17))

@@ -512,7 +512,7 @@ def test_an_incident_says_where_it_is_and_whom_it_slows_down() -> None:
         [row.cells[0].text for row in story.members],
         story.members[0].cells[0].href,
     )
-    assert (["d", "4", "2.5 s"], {"b", "c", "d"}) == ([cell.text for cell in story.slowed[0].cells], story.nodes)
+    assert (["d", "4", "2.5 s"], frozenset("bcd")) == ([cell.text for cell in story.slowed[0].cells], story.nodes)
     assert "3 more incidents not shown." == shown.stories_more
 
 
