@@ -537,11 +537,12 @@ def test_the_share_of_a_client_is_of_all_whatever_is_kept_of_the_others() -> Non
 
 def test_charts_draw_the_nodes_with_the_highest_levels() -> None:
     """They drew the first by name, which are well, and nobody saw the one that is not."""
-    live = cluster(level=4, cause="lag", signals={"lag": 2.0})
+    live = cluster()
+    live.take(record(7, node="n17", level=4, cause="lag", signals={"lag": 2.0}), NOW)
     live.pass_time(NOW + 2)
     lines = charts.of_seconds(live.seconds, NOW + 2)
 
-    assert (["n00", "n01", "n02", "n03", "n04", "n05"], 14) == (list(lines.nodes), lines.left_out)
+    assert (["n00", "n01", "n02", "n03", "n04", "n17"], 14) == (list(lines.nodes), lines.left_out)
 
 
 def test_the_model_needs_no_browser() -> None:
