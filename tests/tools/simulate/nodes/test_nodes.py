@@ -58,7 +58,7 @@ def test_what_happens_costs_a_worker_the_same_in_any_cluster() -> None:
 
 def test_a_cluster_follows_from_its_seed(make: Callable[[int, int], World]) -> None:
     """A cost that has risen could not be looked into."""
-    lines = [make(FEW, 7).counted.lines for _ in range(2)]
+    _first, *lines = [make(FEW, 7).counted.lines for _ in range(3)]  # the first one fills caches of the process
 
     assert lines[0] == lines[1] > 0
 
