@@ -8,6 +8,7 @@
 #   freed. The other packages are the same bytecode in both forms.
 # - System tests run once, on the compiled copy, which is what users run. Every node has four workers, so the clients of
 #   a topic, a session or a group are on different workers. Tests that choose the number of workers run by themselves.
+#   Those that extend a class of the broker can only run on the sources.
 # - Slow unit tests, mostly simulations, run once, on the compiled copy, where they take a fraction of the time.
 # The night has what takes long and rarely finds anything: all of it interpreted, one and two workers, long models.
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ SLOW: Final = f"slow and not system and {REST}"
 ANY_WORKERS: Final = f"any_workers and {REST}"  # tests/system/conftest.py gives this mark
 OWN_WORKERS: Final = f"system and not any_workers and {REST}"
 SLOW_OR_OWN_WORKERS: Final = f"(slow or system) and not any_workers and {REST}"
+OF_SOURCES: Final = f"interpreted and (slow or system) and {REST}"
 
 # Folders and files of tests/ that execute compiled modules; tests/architecture/test_compiled.py compares with setup.py.
 COMPILED: Final = (
@@ -86,6 +88,7 @@ CHANGE: Final = (
     ),
     # A third of that time both cores wait for clocks, so there is room for a third process.
     Phase(name="slow unit tests and other system tests, compiled", marks=SLOW_OR_OWN_WORKERS, parallel=3),
+    Phase(name="slow unit tests and system tests of the sources, interpreted", marks=OF_SOURCES, compiled=False),
 )
 NIGHT: Final = (
     Phase(name="quick unit tests, compiled", marks=QUICK),

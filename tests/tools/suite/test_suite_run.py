@@ -2,6 +2,7 @@
 from pathlib import Path
 
 import pytest
+from _pytest.mark.expression import Expression
 
 from tests.tools.suite.phases import CHANGE, NIGHT, Phase
 from tests.tools.suite.run import Done, run, summary
@@ -67,6 +68,17 @@ def test_a_test_that_fails_by_itself_fails_the_run(tmp_path: Path, monkeypatch: 
 def test_a_run_without_a_second_try_says_so() -> None:
     """The absence of flaky tests would look like the absence of the list."""
     assert summary([Done(CHANGE[0])]).endswith("== flaky ==\nnone: no test needed a second try")
+
+
+@pytest.mark.parametrize("interpreted", [False, True])
+@pytest.mark.parametrize("marks", [[], ["slow"], ["system"], ["slow", "system"], ["system", "any_workers"]])
+def test_each_test_runs_before_a_change_is_accepted(marks: list[str], interpreted: bool) -> None:
+    """A test would fail in the night, for as long as nobody looks."""
+    if interpreted:
+        marks = [*marks, "interpreted"]
+    phases = [phase for phase in CHANGE if not (interpreted and phase.compiled)]  # tests/conftest.py leaves it out
+
+    assert any(Expression.compile(phase.marks).evaluate(lambda name, **_: name in marks) for phase in phases)
 
 
 def test_phases_have_names_of_their_own() -> None:
