@@ -12,7 +12,8 @@
 --               another user, unless its worker is fenced. The workers of a node ask each other. If no claim is known,
 --               the former owner is the worker that has the session stored, with an epoch before any other, and a user
 --               that stands for any. While Redis is full it refuses the claim of a session that has no owner and is not
---               stored; to the answer to another one true is added, as the will is not stored, and has to be told again
+--               stored; to the answer to another one true is added, as the will is not stored, and has to be told again.
+--               While it cannot write to its disk it takes the claim of the owner, with the epoch of the former claim
 --   reclaim  KEYS wills of the claimant, owner..., fence of the claimant
 --            ARGV op, lease in s, incarnation, "SHARD NODE", then for each: client id, epoch, user, will or ""
 --            -> for each {epoch, or 0 if another worker's claim is later; that other owner, or false}
@@ -141,7 +142,11 @@ if op == 'claim' then
   if not former then
     return redis.call('SET', KEYS[2], text, 'EX', lease) -- which says why
   end
-  write_first() -- a claim takes the place of another one, or its session takes more than the claim
+  -- A claim takes the place of another one, or its session takes more than the claim.
+  local written = redis.pcall('HDEL', KEYS[1], '')
+  if type(written) == 'table' and holder == incarnation and string.find(written.err, 'MISCONF', 1, true) then
+    return { stored, former, true }
+  end
   redis.call('SET', KEYS[2], text, 'EX', lease)
   set_will(client, epoch, '', lease)
   return { epoch, former, true }

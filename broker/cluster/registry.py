@@ -128,7 +128,7 @@ class Registry(OnReady):
     ) -> None:
         """A CONNECT claims the session of *client_id*; *then* is called once, perhaps before this returns.
 
-        *user*: the tag of its user. *lasting*: the session outlives its connection, and is not at this worker.
+        *user*: the tag of its user. *lasting*: it is or will be stored, or may be at another worker.
         *will*: as `will_record.encode()` makes it, or b"". A session that is CLAIMED is held until `release()`.
         """
         self.statistics.claims += 1

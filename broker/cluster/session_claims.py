@@ -112,9 +112,12 @@ class SessionClaims:
     def ask(self, claim: "_Claim") -> None:
         """Have the registry answer *claim*; a session that is here is in memory."""
         claimant = claim.claimant
-        # A session that is here need not be looked for at another node: it may be claimed while Redis is away or full.
-        elsewhere = self.store.find(claimant.client_id) is None or not self.registry.epoch_of(claimant.client_id)
-        lasting = claimant.expiry > 0 and elsewhere
+        here = self.store.find(claimant.client_id)
+        if here is not None and here.storage is not None:
+            lasting = True  # another worker may have taken it from this one, which has not heard of it
+        else:  # a session that is in the memory of this worker alone may be claimed while Redis is away
+            elsewhere = here is None or not self.registry.epoch_of(claimant.client_id)
+            lasting = claimant.expiry > 0 and elsewhere
         self.registry.claim(claimant.client_id, claimant.owner, lasting, claim.will, claim.decided, self.clock())
 
     def session_of_other_user(self, claimant: Claimant) -> Session | None:

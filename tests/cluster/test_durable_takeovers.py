@@ -886,8 +886,8 @@ def test_a_session_stays_although_redis_names_a_worker_that_cannot_be_asked(
     assert [b"1"] == [payload for payload, _, _ in messages(arrive(node[0]))]
 
 
-def taken_while_cut_off(node: Node) -> Client:
-    """The session, which is at the second worker now. The first one is told nothing by Redis, and does not know."""
+def taken_while_stopped(node: Node) -> Client:
+    """The session, which is at the second worker now. The first one does not know."""
     subscriber(node[0]).drop()
     publish(node[0], b"1")
     node[0].stopped = True
@@ -896,6 +896,12 @@ def taken_while_cut_off(node: Node) -> Client:
     assert [True] == presence(client)
     if len(node.names) > 1:
         node[1].mesh.restarted(node[0].identity)  # what was asked meanwhile is lost with the lanes
+    return client
+
+
+def taken_while_cut_off(node: Node) -> Client:
+    """As `taken_while_stopped()`; the first worker goes on, and the part of it that stores is told nothing by Redis."""
+    client = taken_while_stopped(node)
     node[0].answered = False
     node[0].reactor.pause(replies_of(node[0]), Pause.FANOUT)
     node[0].stopped = False
@@ -923,6 +929,31 @@ def test_a_worker_says_that_it_has_a_session_once_the_store_has_said_so(
 
     assert [1] == sessions(node)
     assert ["queue 2", "session 2"] == stored_at(redis)
+    assert [(b"1", 1, True)] == messages(client)
+
+
+def test_a_worker_that_is_cut_off_gives_nobody_what_may_have_been_taken_from_it(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """Two clients would have one session, and its packet ids and QoS 2 exchanges would go on at two places."""
+    node = start_node(2)
+    client = taken_while_stopped(node)
+    lanes = [each for peer in node[0].mesh.peers for each in (peer.control, peer.data)]
+    redis.pause()
+    for each in lanes:
+        node[0].reactor.pause(each, Pause.FANOUT)
+    node[0].answered = node[1].answered = node[0].stopped = False
+    back = coming(node[0])
+    node[0].advance(2.5)
+    refused = [each.code for each in back.receive() if isinstance(each, ConnAck)]
+    redis.go_on()
+    for each in lanes:
+        node[0].reactor.resume(each, Pause.FANOUT)
+    node[0].answered = node[1].answered = True
+    node.advance(0.5)
+
+    assert [CloseReason.SERVER_UNAVAILABLE.code] == refused
+    assert [1] == sessions(node)
     assert [(b"1", 1, True)] == messages(client)
 
 

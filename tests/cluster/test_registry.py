@@ -1,5 +1,6 @@
 # One session per client id across workers, on real servers: one owner, rising epochs, and the way back after an outage.
 import random
+import resource
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -444,6 +445,33 @@ def test_a_full_redis_takes_claims_of_sessions_that_it_has(
         loop.until(lambda: bool(client.exists(wills)))
 
     assert f"{claimed.epoch} {two.incarnation}" == " ".join(owner(server, "claimed")[:2])
+
+
+def test_a_redis_that_cannot_write_takes_the_claim_of_the_owner(
+    start_redis: StartRedis, every_server: RedisServer, loop: Loop
+) -> None:
+    """A full disk would turn away clients at the very worker that has their sessions."""
+    server = start_redis(every_server)
+    one, two = Shard(loop, server.address, durable=True), Shard(loop, server.address, durable=True)
+    before = one.verdict("me").epoch
+    with server.client() as client:
+        client.config_set("appendonly", "no")
+        client.config_set("save", "3600 1")
+        client.config_set("stop-writes-on-bgsave-error", "yes")
+        client.set("large", random.randbytes(300_000))
+        hard = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (200_000, hard))  # a disk that is full
+        client.bgsave()
+        loop.until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+        again, new, elsewhere = one.ask("me"), one.ask("new"), two.ask("me")
+        loop.until(lambda: all((again, new, elsewhere)))
+        assert [CLAIMED, REFUSED, REFUSED] == [each.outcome for (each,) in (again, new, elsewhere)]
+        assert (before, None, False) == (again[0].epoch, again[0].former, again[0].uncertain)
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        client.config_set("save", "")
+        assert CLAIMED == two.verdict("me").outcome
+
+    assert owner(server, "me")[1] == two.incarnation
 
 
 def test_a_full_redis_takes_back_what_was_claimed_in_vain(

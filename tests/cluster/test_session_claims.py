@@ -252,8 +252,10 @@ def test_who_was_refused_while_redis_hung_leaves_the_session_where_it_is(server:
     assert one.store.find("me") is None
 
 
-def test_a_session_that_is_here_is_resumed_while_redis_hangs(server: RunningRedis, loop: Loop) -> None:
-    """A Redis that is away or full would lock out clients whose sessions need nobody else."""
+def test_a_session_that_only_this_worker_can_have_is_resumed_while_redis_hangs(
+    server: RunningRedis, loop: Loop
+) -> None:
+    """Where no session is stored, a Redis that is away or full would turn away who needs nobody else."""
     one = Worker(loop, server, 1)
     assert one.connect("me", lasting=True) is None
     there = one.store.find("me")
