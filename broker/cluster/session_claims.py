@@ -266,6 +266,7 @@ class _Claim(TakingClaim):
         self._asked_all = False
         self._looked = False  # in Redis, for what a worker has stored that does not answer
         self._followed = False  # by a later claim, when another worker was found to have the session
+        self._taken = False  # the session was taken in the store, and was here
         self._former: Owner | None = None  # the owner before this claim, unless it has answered
         self._before: Owner | None = None  # the owner before this claim, if it is known
         self._done = False
@@ -365,7 +366,7 @@ class _Claim(TakingClaim):
             former = None if self._former is None else self._former.worker
             claims.forced.take(client_id, former, self, partial(self.handed_over, result))
             return
-        if lost and self._followed:
+        if lost and (self._followed or self._taken):  # a later claim has it; or it has just ended
             self._yield_to_followers()
             return
         if lost and result.unanswered and self._asked_all and not self.claimant.clean_start:
@@ -394,7 +395,8 @@ class _Claim(TakingClaim):
         """
         claims = self.claims
         askers, self.askers = self.askers, []
-        claims.registry.yield_to(self.claimant.client_id, max(epoch for epoch, _, _ in askers))
+        if askers:
+            claims.registry.yield_to(self.claimant.client_id, max(epoch for epoch, _, _ in askers))
         for _, _, then in askers:
             then(TakeoverResult(None))
         claims.counts.turned_away += 1
@@ -406,6 +408,7 @@ class _Claim(TakingClaim):
         That worker may have kept it before, as this claim seemed to be over, with the epoch after that of this claim
         (`SessionClaims.keep_owned()`). In Redis, too, the session has to be that of this worker.
         """
+        self._taken = True
         self.epoch += 2
         self.claims.registry.hold_locally(self.claimant.client_id, self.epoch, self.claimant.owner, self.will)
 

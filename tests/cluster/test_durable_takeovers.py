@@ -791,6 +791,37 @@ def test_an_earlier_claim_leaves_a_session_that_has_moved_to_the_later_one(
     assert ["queue 3", "session 3"] == stored_at(redis)
 
 
+@pytest.mark.parametrize("names", [("weir",)])  # workers of another node are not waited for so long
+def test_a_session_that_a_later_claim_takes_before_the_earlier_one_is_answered_is_not_begun_anew(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """The first of two connections of a client whose worker hangs would be told that its session is lost."""
+    node = start_node(4)
+    former, early, late, other = node
+    subscriber(former).drop()
+    publish(late, b"1")
+    former.stopped = True
+    control = node.peer(other, early).control
+    first = coming(early)
+    early.advance(1.9)
+    while "session 2" not in stored_at(redis):
+        node.clock.now += 0.01
+        for broker in (early, late, other):
+            broker.turn()
+    other.reactor.pause(control, Pause.FANOUT)  # the early one waits for it before it is answered
+    node.kill(former)
+    second = coming(late)
+    late.advance(2.5)
+    assert ["queue 3", "session 3"] == stored_at(redis)
+    other.reactor.resume(control, Pause.FANOUT)
+    node.advance(1)
+
+    assert [CloseReason.SERVER_UNAVAILABLE.code] == [each.code for each in first.inbox if isinstance(each, ConnAck)]
+    assert [True] == presence(second)
+    assert [b"1"] == first_of_each(second)
+    assert ["queue 3", "session 3"] == stored_at(redis)
+
+
 def replies_of(broker: Broker) -> Stream:
     """What comes from Redis to the part of *broker* that stores sessions."""
     store = broker.worker.links.durable_store
