@@ -31,8 +31,10 @@
 # it, or its client has withdrawn it. So N keeps it until O has let go, and publishes it if O dies before.
 #
 # If O does not have the session in Redis, another worker of the cluster may: the one from which the session is on its
-# way to O, or the one that has adopted it from O meanwhile. The session is taken from that worker in the same way; but
-# not for a claim for which a later one waits, or has waited in vain: then that worker may have it by the later one.
+# way to O, or the one that has adopted it from O meanwhile. The session is taken from that worker in the same way, or
+# from O, if it has come there since; but not for a claim for which a later one waits, or has waited in vain: then that
+# worker may have it by the later one. O is tried twice: it may have written something for a session that it has lost,
+# which looks as if it had it.
 #
 # All publishes that O has not confirmed are meant, not those for the session alone: the filters of a session may be
 # thousands, and a worker that does not answer for seconds is killed by its supervisor, which has all of them published
@@ -74,12 +76,14 @@ class TakingClaim(Protocol):
 class ForcedTakeover:
     """*then* is called when the session is subscribed, and every worker but *former* knows that."""
 
-    def __init__(self, number: int, client_id: str, former: WorkerId, then: Callable[[], None]) -> None:
+    def __init__(self, number: int, client_id: str, former: WorkerId, again: bool, then: Callable[[], None]) -> None:
+        """*again*: *former* did not have the session, and then it had."""
         self.number = number
         self.client_id = client_id
         self.session: Session | None = None  # once it is here
         self.stand_in: Session | None = None  # until it is
         self.former = former
+        self.again = again
         self.filter = ForcedFilter()
         self.then = then
         self.known = False  # `then` was called
@@ -119,39 +123,40 @@ class ForcedTakeovers:
         *claim*: the one that it is taken for.
         """
         if former is None:
-            self._find(client_id, None, claim, then)
-            return
-        taken = self._begin(client_id, former, then)
-        self._durable.stand_in_for(client_id, former, taken.filter, partial(self._stood_in, taken, claim))
+            self._durable.find(client_id, partial(self._found_owner, client_id, None, claim, then))
+        else:
+            self._take_from(self._begin(client_id, former, False, then), claim)
 
-    def _find(self, client_id: str, former: WorkerId | None, claim: TakingClaim, then: Callable[[], None]) -> None:
-        self._durable.find(client_id, partial(self._found_owner, client_id, former, claim, then))
+    def _take_from(self, taken: ForcedTakeover, claim: TakingClaim) -> None:
+        stood_in = partial(self._stood_in, taken, claim)
+        self._durable.stand_in_for(taken.client_id, taken.former, taken.filter, stood_in)
 
     def _found_owner(
         self,
         client_id: str,
-        former: WorkerId | None,
+        failed: ForcedTakeover | None,
         claim: TakingClaim,
         then: Callable[[], None],
         owner: WorkerId | None,
     ) -> None:
-        """*owner* has the session of *client_id*, which *former* did not have: see above."""
-        if owner is None or owner == former or claim.is_followed():
+        """*owner* has the session of *client_id*, which was not where it was looked for with *failed*: see above."""
+        again = failed is not None and owner == failed.former
+        if owner is None or (failed is not None and again and failed.again) or claim.is_followed():
             then()
         else:
-            self.take(client_id, owner, claim, then)
+            self._take_from(self._begin(client_id, owner, again, then), claim)
 
     def begin_again(self, session: Session, former: WorkerId, then: Callable[[], None]) -> None:
         """*former* has died, which was about to give *session*, that is subscribed here: *then* may take it."""
-        taken = self._begin(session.client_id, former, then)
+        taken = self._begin(session.client_id, former, False, then)
         taken.session = session
         session.transfer_filter = taken.filter
         self._durable.drop_early(session)
         self._subscribed(taken)
 
-    def _begin(self, client_id: str, former: WorkerId, then: Callable[[], None]) -> ForcedTakeover:
+    def _begin(self, client_id: str, former: WorkerId, again: bool, then: Callable[[], None]) -> ForcedTakeover:
         self._number += 1
-        return ForcedTakeover(self._number, client_id, former, then)
+        return ForcedTakeover(self._number, client_id, former, again, then)
 
     def _stood_in(self, taken: ForcedTakeover, claim: TakingClaim, stand_in: Session | None) -> None:
         taken.stand_in = stand_in
@@ -172,7 +177,8 @@ class ForcedTakeovers:
         if session is None:
             self._end_stand_in(taken)
             self._abandon_all(taken.filter.take_all_refused())
-            self._find(taken.client_id, taken.former, claim, taken.then)
+            found = partial(self._found_owner, taken.client_id, taken, claim, taken.then)
+            self._durable.find(taken.client_id, found)
             return
         claim.taken()
         taken.session = session

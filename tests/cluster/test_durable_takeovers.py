@@ -759,6 +759,43 @@ def test_a_session_that_is_taken_while_it_is_given_to_another_worker_is_found(
     assert ["queue 2", "session 2"] == stored_at(redis)
 
 
+def scripts_run(redis: RunningRedis) -> int:
+    """Calls of scripts that Redis has carried out, with all that was sent before."""
+    server = redis.client()
+    server.ping()  # what arrives together with this is carried out before the next command
+    return int(server.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+
+def test_a_session_that_comes_late_to_the_worker_it_is_taken_from_is_found(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """Its client would get an empty session, and the one with its messages would end."""
+    node = start_node(3)
+    giver, taker, third = node
+    subscriber(giver).drop()
+    publish(third, b"1")
+    giver.reactor.pause(lane(giver, third), Pause.FANOUT)  # it cannot complete the move
+    assert [] == coming(taker).receive()
+    forced = third.claims.forced
+    assert forced is not None
+    claim = EarlierClaim()
+    before = scripts_run(redis)
+    forced.take("me", taker.identity, claim, partial(claim.told.append, "known"))
+    while scripts_run(redis) == before:  # the taker does not have it yet
+        third.turn()
+    giver.reactor.resume(lane(giver, third), Pause.FANOUT)
+    while "session 2" not in stored_at(redis):
+        giver.turn()
+        taker.turn()
+    node.advance(1)
+    publish(third, b"2")
+
+    assert ["taken", "known"] == claim.told
+    assert [2] == sessions(node)
+    assert ["queue 3", "session 3"] == stored_at(redis)
+    assert [(b"1", 1, True), (b"2", 2, False)] == messages(arrive(third))
+
+
 @pytest.mark.parametrize("names", [("weir",)])  # for a worker of another node the early one does not wait so long
 def test_an_earlier_claim_leaves_a_session_that_has_moved_to_the_later_one(
     start_node: StartNode, redis: RunningRedis
