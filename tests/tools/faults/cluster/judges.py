@@ -3,7 +3,7 @@
 #
 # A client whose node dies connects to another one. From its first attempt there on it may be refused for PROMISED
 # seconds. That is judged if nothing else is harmed in the meantime (`disturbed()`), as it hangs on Redis and on the
-# node that is asked.
+# node that is asked. A client that leaves before it is answered is not refused: its next attempt counts as the first.
 #
 # A client that has connected while it still has its old connection gets nothing there but what was sent before. What
 # was first sent after its new CONNACK and comes to the old connection shows that two workers serve its session. A node
@@ -23,8 +23,9 @@ NEVER: Final = -float("inf")
 class Bereft:
     """A client whose node has died."""
 
-    died: float
+    port: int  # of that node
     asked: float | None = None  # when it first asked a node that serves; None: it has not
+    refused: bool = False  # its last attempt was
 
 
 @dataclass
@@ -36,9 +37,9 @@ class RefusalJudge:
     _up: set[str] = field(default_factory=set)
     _bereft: dict[str, Bereft] = field(default_factory=dict)
 
-    def died(self, port: int, at: float) -> None:
+    def died(self, port: int) -> None:
         """The node at *port* has died, and nothing else is harmed. Call it before its clients notice."""
-        self._bereft = {one: Bereft(at) for one in self._up if self._ports[one] == port}
+        self._bereft = {one: Bereft(port) for one in self._up if self._ports[one] == port}
 
     def disturbed(self) -> None:
         """Something else is harmed: who is not served yet may wait for that."""
@@ -52,14 +53,18 @@ class RefusalJudge:
         match event:
             case Connecting():
                 self._ports[event.client] = event.port
-                if found is not None and found.asked is None:
-                    found.asked = event.at
+                if found is not None:
+                    found.refused = False
+                    if found.asked is None and event.port != found.port:
+                        found.asked = event.at
             case Connected():
                 self._up.add(event.client)
                 if found is not None and found.asked is not None:
                     self.waits.append(event.at - found.asked)
                     del self._bereft[event.client]
             case Refused():
+                if found is not None:
+                    found.refused = True
                 if found is not None and found.asked is not None:
                     seconds = event.at - found.asked
                     self.refused.append(seconds)
@@ -70,6 +75,8 @@ class RefusalJudge:
                         )
             case Ended():
                 self._up.discard(event.client)
+                if found is not None and not found.refused:
+                    found.asked = None
 
 
 @dataclass

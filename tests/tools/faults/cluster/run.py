@@ -210,7 +210,7 @@ class ClusterRun(JudgedRun):
         match planned.kind:
             case kinds.KILL_NODE | kinds.LOSE_NODE:
                 if judged:
-                    self._refusals.died(one.port, self._clients.at())
+                    self._refusals.died(one.port)
                 one.kill(seconds)
                 if judged:
                     self._wait(lambda: not self._refusals.waiting(), SERVED)

@@ -76,7 +76,7 @@ def bereft() -> RefusalJudge:
     """Of a client whose node has just died, at 1 s."""
     judge = RefusalJudge()
     judged(judge, connecting(0.0, HERE), Connected(0.1, "c", False))
-    judge.died(HERE, 1.0)
+    judge.died(HERE)
     judged(judge, Ended(1.0, "c"), connecting(1.1, THERE))
     return judge
 
@@ -102,8 +102,26 @@ def test_a_client_whose_node_lives_or_that_waits_for_something_else_is_not_judge
 
     judge = RefusalJudge()
     judged(judge, connecting(0.0, THERE), Connected(0.1, "c", False))
-    judge.died(HERE, 1.0)
+    judge.died(HERE)
     assert [] == judged(judge, Ended(1.0, "c"), connecting(1.1, THERE), Refused(9.0, "c", 0x88))
+
+
+def test_a_client_that_leaves_before_it_is_answered_is_not_refused() -> None:
+    """What it waits by itself would count as if the node that it asked had not served it."""
+    judge = bereft()
+    assert [] == judged(judge, Ended(1.4, "c"), connecting(3.0, THERE), Refused(3.2, "c", 0x88), Ended(3.2, "c"))
+    assert [] == judged(judge, connecting(3.3, THERE), Connected(3.4, "c", True))
+    assert [0.4] == [round(each, 3) for each in judge.waits]
+
+
+def test_an_attempt_at_the_dead_node_does_not_count() -> None:
+    """Until the kernel has closed all its sockets a client may wait for it."""
+    judge = RefusalJudge()
+    judged(judge, connecting(0.0, HERE), Connected(0.1, "c", False))
+    judge.died(HERE)
+    judged(judge, Ended(1.0, "c"), connecting(1.0, HERE), Refused(1.7, "c", None), Ended(1.7, "c"))
+    assert [] == judged(judge, connecting(1.8, THERE), Connected(1.9, "c", True))
+    assert [0.1] == [round(each, 3) for each in judge.waits]
 
 
 # Sessions that two nodes serve.
