@@ -11,7 +11,7 @@ from analytics.dashboard import words
 from analytics.dashboard.live import HITTING, WORKERS, Hits, LastRecord, Live
 from analytics.dashboard.nodes import closed_connects, node_rows
 from analytics.dashboard.stories import CULPRIT, Story, stories
-from analytics.dashboard.tables import beyond, clients, held, largest, left_out, reasons, tiles, topics, workers
+from analytics.dashboard.tables import LoadTables, beyond, largest, load_tables, tiles, workers
 from analytics.dashboard.values import HIGHEST, NONE, Note, Part, Row, Tile, all_nodes_page, client_page
 from analytics.rows import VERSION, Findings, Incident, Status
 from broker.insight.explain import span
@@ -64,12 +64,7 @@ class Board:
     nodes_more: tuple[Part, ...]
     workers: tuple[Row, ...]  # empty if there are several nodes: each has a page
     workers_more: str
-    clients: tuple[Row, ...]
-    topics: tuple[Row, ...]
-    dropped: tuple[Row, ...]
-    refused: tuple[Row, ...]
-    held: tuple[Row, ...]
-    more: tuple[str, ...]  # about what these five tables leave out
+    tables: LoadTables
     analysis: str  # the status of the job, in a sentence
     analysing: bool
     current: bool  # the analysis runs without much delay
@@ -89,9 +84,7 @@ def board(live: Live, analysis: Analysis, away: Away | None, now: float, behind:
     level = min(level, HIGHEST)
     name, meaning = words.word(level)
     analysing, status = _job(analysis.status, now)
-    of_clients, of_topics = live.hitters("client", now), live.hitters("topic", now)
     counted = live.counted(now)
-    refused = counted.refused | closed_connects(counted)
     nodes = node_rows(live, now)
     listed, more = workers(live, now) if len(nodes) < 2 else ((), "")
     notes = tuple(_notes(analysis.findings)) if analysis.findings else ()
@@ -113,12 +106,14 @@ def board(live: Live, analysis: Analysis, away: Away | None, now: float, behind:
         nodes_more=_nodes_more(nodes),
         workers=listed,
         workers_more=more,
-        clients=tuple(clients(*of_clients, _minute(analysis, analysing, "clients"))),
-        topics=tuple(topics(*of_topics, _minute(analysis, analysing, "topics"))),
-        dropped=tuple(reasons(counted.dropped)),
-        refused=tuple(reasons(refused)),
-        held=tuple(held(counted.held_ms)),
-        more=left_out(of_clients[0], of_topics[0], counted.dropped, refused, counted.held_ms),
+        tables=load_tables(
+            live.hitters("client", now),
+            live.hitters("topic", now),
+            counted.dropped,
+            counted.refused | closed_connects(counted),
+            counted.held_ms,
+            [_minute(analysis, analysing, what) for what in ("clients", "topics")],
+        ),
         analysis=status,
         analysing=analysing,
         current=current,

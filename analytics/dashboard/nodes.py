@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from analytics.dashboard import words
 from analytics.dashboard.live import FRESH, Counted, Counts, LastRecord, Live, last_hits, per_second
-from analytics.dashboard.tables import beyond, clients, held, left_out, reasons, tiles, topics, workers
+from analytics.dashboard.tables import LoadTables, beyond, load_tables, tiles, workers
 from analytics.dashboard.values import HIGHEST, NONE, Cell, Part, Row, Tile, node_page
 from broker.insight.explain import span
 
@@ -26,12 +26,7 @@ class NodeBoard:
     tiles: tuple[Tile, ...]
     workers: tuple[Row, ...]
     workers_more: str
-    clients: tuple[Row, ...]
-    topics: tuple[Row, ...]
-    dropped: tuple[Row, ...]
-    refused: tuple[Row, ...]
-    held: tuple[Row, ...]
-    more: tuple[str, ...]  # about what these five tables leave out
+    tables: LoadTables
 
 
 @dataclass(frozen=True)
@@ -43,12 +38,7 @@ class WorkerBoard:
     signals: tuple[Row, ...]
     signals_more: str
     figures: tuple[Row, ...]
-    clients: tuple[Row, ...]
-    topics: tuple[Row, ...]
-    dropped: tuple[Row, ...]
-    refused: tuple[Row, ...]
-    held: tuple[Row, ...]
-    more: tuple[str, ...]
+    tables: LoadTables
 
 
 def node_rows(live: Live, now: float) -> list[Row]:
@@ -103,8 +93,6 @@ def node_board(live: Live, name: str, now: float) -> NodeBoard:
     level = 0 if worst is None else min(worst["level"], HIGHEST)
     listed, more = workers(live, now, name)
     counted = live.counted(now, node=name)
-    refused = counted.refused | closed_connects(counted)
-    of_clients, of_topics = live.hitters("client", now, name), live.hitters("topic", now, name)
     return NodeBoard(
         missing="" if lasts else "No worker of this node has written a record in the last minute.",
         level=level,
@@ -113,12 +101,13 @@ def node_board(live: Live, name: str, now: float) -> NodeBoard:
         tiles=tuple(tiles(live, fresh, now, name)),
         workers=listed,
         workers_more=more,
-        clients=_without_minute(clients(*of_clients, None)),
-        topics=_without_minute(topics(*of_topics, None)),
-        dropped=tuple(reasons(counted.dropped)),
-        refused=tuple(reasons(refused)),
-        held=tuple(held(counted.held_ms)),
-        more=left_out(of_clients[0], of_topics[0], counted.dropped, refused, counted.held_ms),
+        tables=load_tables(
+            live.hitters("client", now, name),
+            live.hitters("topic", now, name),
+            counted.dropped,
+            counted.refused | closed_connects(counted),
+            counted.held_ms,
+        ),
     )
 
 
@@ -127,13 +116,11 @@ def worker_board(live: Live, node: str, worker: int, now: float) -> WorkerBoard:
     last = live.workers.get((node, worker))
     if last is None:
         missing = "This worker has not written a record in the last minute."
-        return WorkerBoard(missing, 0, "unknown", "", (), "", (), (), (), (), (), (), ("",) * 5)
+        return WorkerBoard(missing, 0, "unknown", "", (), "", (), LoadTables())
     record = last.record
     fresh = now - last.at <= FRESH
     level = min(record["level"], HIGHEST)
     connects = record["connects"]["refused"]
-    refused = record["refused"] | ({"CONNECT": connects} if connects else {})
-    waited = {reason: figures["ms"] for reason, figures in record["paused"].items()}
     of_clients, of_topics = last_hits(record, "client"), last_hits(record, "topic")
     return WorkerBoard(
         missing="",
@@ -143,18 +130,14 @@ def worker_board(live: Live, node: str, worker: int, now: float) -> WorkerBoard:
         signals=tuple(_signals(record)),
         signals_more=beyond(len(record["signals"]), SIGNALS, "lower signal"),
         figures=tuple(_figures(record)),
-        clients=_without_minute(clients(of_clients, sum(one.cost for one in of_clients), None)),
-        topics=_without_minute(topics(of_topics, sum(one.cost for one in of_topics), None)),
-        dropped=tuple(reasons(record["dropped"])),
-        refused=tuple(reasons(refused)),
-        held=tuple(held(waited)),
-        more=left_out(of_clients, of_topics, record["dropped"], refused, waited),
+        tables=load_tables(
+            (of_clients, sum(one.cost for one in of_clients)),
+            (of_topics, sum(one.cost for one in of_topics)),
+            record["dropped"],
+            record["refused"] | ({"CONNECT": connects} if connects else {}),
+            {reason: figures["ms"] for reason, figures in record["paused"].items()},
+        ),
     )
-
-
-def _without_minute(rows: Iterator[Row]) -> tuple[Row, ...]:
-    """Return *rows* without the column of the last minute, of which the analysis knows the whole cluster only."""
-    return tuple(Row(row.key, row.cells[:-1]) for row in rows)
 
 
 def _state(worst: dict[str, Any] | None, lasts: list[LastRecord], now: float) -> str:

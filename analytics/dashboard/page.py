@@ -15,7 +15,7 @@ from analytics.dashboard.parts import Notes, Sentence, Table, box, link, set_att
 from analytics.dashboard.reader import SPANS, Reader
 from analytics.dashboard.session_card import SessionCard
 from analytics.dashboard.stories import Story, stories
-from analytics.dashboard.tables import beyond
+from analytics.dashboard.tables import LoadTables, beyond
 from analytics.dashboard.values import NONE, Cell, Part, Row, Tile, all_nodes_page, client_page
 
 EVERY: Final = 1.0  # seconds
@@ -175,7 +175,7 @@ class _BoardPage:
         self._workers.show(board.workers)
         self._more.text = board.workers_more
         set_classes(self._workers_card, "card gone" if board.nodes else "card")
-        self._tables.show((board.clients, board.topics, board.dropped, board.refused, board.held), board.more)
+        self._tables.show(board.tables)
 
     def _build_nodes(self) -> None:
         with box("section", "card gone", aria_labelledby="nodes") as self._nodes_card:
@@ -320,8 +320,9 @@ class _Tables:
             text("h2", title, id=name)
             self._tables.append((Table(title, columns, empty, name), text("p", "", "fine")))
 
-    def show(self, tables: Sequence[Sequence[Row]], more: Sequence[str]) -> None:
-        for (table, sentence), rows, left in zip(self._tables, tables, more, strict=True):
+    def show(self, shown: LoadTables) -> None:
+        in_order = (shown.clients, shown.topics, shown.dropped, shown.refused, shown.held)
+        for (table, sentence), rows, left in zip(self._tables, in_order, shown.more, strict=True):
             table.show(rows)
             sentence.text = left
 
@@ -508,8 +509,7 @@ class _NodePage:
         told = [*stories(rows, overview.known, overview.at)]
         empty = "None so far." if overview.analysing else _no_stories(overview)
         self._episodes.show(told, beyond(number, EPISODES, "episode"), empty)
-        tables = (board.clients, board.topics, board.dropped, board.refused, board.held)
-        self._tables.show(tables, board.more)
+        self._tables.show(board.tables)
 
 
 class _WorkerPage:
@@ -538,7 +538,7 @@ class _WorkerPage:
         self._signals.show(board.signals)
         self._more.text = board.signals_more
         self._figures.show(board.figures)
-        self._tables.show((board.clients, board.topics, board.dropped, board.refused, board.held), board.more)
+        self._tables.show(board.tables)
 
 
 class _ClientPage:

@@ -1,7 +1,8 @@
 # The tables and figures that several pages have: of the cluster, of a node or of a worker.
 #
 # Each table has a bound; what it leaves out is counted (`beyond`).
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from analytics.dashboard import words
@@ -103,13 +104,42 @@ def _worst_first(item: tuple[tuple[str, int], LastRecord]) -> tuple[int, int]:
     return -record["level"], -record["in"]["messages"] - record["out"]["messages"]
 
 
-def left_out(clients: list[Hits], topics: list[Hits], *counts: Counts) -> tuple[str, ...]:
-    """Return sentences about what the tables of clients, topics and reasons leave out, in this order."""
-    return (
-        beyond(len(clients), ROWS, "client"),
-        beyond(len(topics), ROWS, "topic"),
-        *(beyond(sum(map(bool, one.values())), len(largest(one)), "reason") for one in counts),
-    )
+@dataclass(frozen=True)
+class LoadTables:
+    """What costs most and what was done about it, of the cluster, a node or a worker."""
+
+    clients: tuple[Row, ...] = ()
+    topics: tuple[Row, ...] = ()
+    dropped: tuple[Row, ...] = ()
+    refused: tuple[Row, ...] = ()
+    held: tuple[Row, ...] = ()
+    more: tuple[str, ...] = ("",) * 5  # about what each table leaves out
+
+
+def load_tables(
+    of_clients: tuple[list[Hits], int],
+    of_topics: tuple[list[Hits], int],
+    dropped: Counts,
+    refused: Counts,
+    held_ms: Counts,
+    minutes: Sequence[Mapping[str, float] | None] = (),
+) -> LoadTables:
+    """Return the tables of these hits, which come with their total cost, and of these counts by reason.
+
+    *minutes*: the shares of clients and of topics in the last minute, of which the analysis knows the whole cluster
+    only; without it, their tables have no column for it.
+    """
+    of_minute = minutes or (None, None)
+    costly = tuple(clients(*of_clients, of_minute[0])), tuple(topics(*of_topics, of_minute[1]))
+    if not minutes:
+        costly = _without_minute(costly[0]), _without_minute(costly[1])
+    left = [beyond(len(of_clients[0]), ROWS, "client"), beyond(len(of_topics[0]), ROWS, "topic")]
+    left += [beyond(sum(map(bool, one.values())), len(largest(one)), "reason") for one in (dropped, refused, held_ms)]
+    return LoadTables(*costly, tuple(reasons(dropped)), tuple(reasons(refused)), tuple(held(held_ms)), tuple(left))
+
+
+def _without_minute(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    return tuple(Row(row.key, row.cells[:-1]) for row in rows)
 
 
 def clients(hits: list[Hits], total: int, minute: Mapping[str, float] | None) -> Iterator[Row]:

@@ -255,10 +255,10 @@ def test_losses_are_told_with_what_they_mean() -> None:
         )
     )
 
-    assert ["expired", "not_writable"] == [row.key for row in shown.dropped]
-    assert ["CONNECT", "quota_session_messages"] == [row.key for row in shown.refused]
-    assert "1.5 s" == shown.held[0].cells[2].text
-    assert all(row.cells[1].text for row in (*shown.dropped, *shown.refused, *shown.held))
+    assert ["expired", "not_writable"] == [row.key for row in shown.tables.dropped]
+    assert ["CONNECT", "quota_session_messages"] == [row.key for row in shown.tables.refused]
+    assert "1.5 s" == shown.tables.held[0].cells[2].text
+    assert all(row.cells[1].text for row in (*shown.tables.dropped, *shown.tables.refused, *shown.tables.held))
 
 
 @pytest.mark.parametrize(
@@ -350,8 +350,8 @@ def test_old_findings_are_not_shown_as_those_of_now() -> None:
 
 def test_the_minute_comes_from_the_analysis() -> None:
     """Its figures would be computed and never seen."""
-    assert ["80 %", "80 %"] == [seen(told(aggressor(5)), analysed()).clients[0].cells[at].text for at in (1, 5)]
-    assert "\N{EN DASH}" == seen(told(aggressor(5))).clients[0].cells[5].text
+    assert ["80 %", "80 %"] == [seen(told(aggressor(5)), analysed()).tables.clients[0].cells[at].text for at in (1, 5)]
+    assert "\N{EN DASH}" == seen(told(aggressor(5))).tables.clients[0].cells[5].text
 
 
 def test_what_clients_choose_cannot_move_what_is_around_it() -> None:
@@ -478,9 +478,15 @@ def test_the_page_of_a_node_has_its_own_figures_only() -> None:
         shown.tone,
         shown.sentence,
     )
-    assert (["n05/0", "n05/1"], ["mine"]) == ([row.key for row in shown.workers], [row.key for row in shown.clients])
-    assert (["expired"], ["CONNECT"]) == ([row.key for row in shown.dropped], [row.key for row in shown.refused])
-    assert ("Not overloaded.", (), ()) == (other.sentence, other.clients, other.dropped)
+    assert (["n05/0", "n05/1"], ["mine"]) == (
+        [row.key for row in shown.workers],
+        [row.key for row in shown.tables.clients],
+    )
+    assert (["expired"], ["CONNECT"]) == (
+        [row.key for row in shown.tables.dropped],
+        [row.key for row in shown.tables.refused],
+    )
+    assert ("Not overloaded.", (), ()) == (other.sentence, other.tables.clients, other.tables.dropped)
     assert "No worker of this node has written a record" in node_board(live, "none", NOW).missing
 
 
@@ -522,7 +528,7 @@ def test_what_a_table_leaves_out_is_counted() -> None:
     reasons = {f"reason-{one}": 1 for one in range(11)}
     shown = seen(told(record(top={"clients": many}, dropped=reasons)))
 
-    assert ("4 more clients not shown.", "", "3 more reasons not shown.", "", "") == shown.more
+    assert ("4 more clients not shown.", "", "3 more reasons not shown.", "", "") == shown.tables.more
 
 
 def test_the_share_of_a_client_is_of_all_whatever_is_kept_of_the_others() -> None:
@@ -532,7 +538,7 @@ def test_the_share_of_a_client_is_of_all_whatever_is_kept_of_the_others() -> Non
         names = (("everywhere", 100, 1), *((f"c{worker}-{one}", 90 - one, 1) for one in range(9)))
         live.take(record(worker, top={"clients": top("client", *names)}), NOW)
 
-    assert ("everywhere", "11 %") == (seen(live).clients[0].key, seen(live).clients[0].cells[1].text)
+    assert ("everywhere", "11 %") == (seen(live).tables.clients[0].key, seen(live).tables.clients[0].cells[1].text)
 
 
 def test_charts_draw_the_nodes_with_the_highest_levels() -> None:
