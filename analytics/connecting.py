@@ -1,9 +1,14 @@
 # Redis clients of the analysis, from an address in one of the forms of `redis.url`.
 #
 # The command has validated the address before (supervisor/redis_address.py). Each new client asks the sentinels for the
-# current master, so that a job finds the new master when it resumes after a failover.
+# current master, so that a job finds the new master when it resumes after a failover, and reads the passwords from
+# their files again, so that they can be changed while a job runs. The names of the files are in the query of the
+# address, which is all that reaches the processes of Spark. A machine without the password file uses the password that
+# the file had at the start.
+import os
+from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -14,30 +19,53 @@ from redis.sentinel import Sentinel
 URL: Final = "WEIR_ANALYTICS_REDIS"
 TIMEOUT: Final = 5.0  # seconds, for connecting and for each reply
 SENTINEL_PORT: Final = 26379
+AUTHORITIES: Final = "ssl_ca_certs"  # as redis-py calls it
+PASSWORD_FILE: Final = "password_file"
+SENTINEL_PASSWORD_FILE: Final = "sentinel_password_file"
+
+
+def with_files(url: str, ca: str, password_file: str, sentinel_password_file: str) -> str:
+    """Return *url* with these files, as `connect()` wants it; "": there is no such file."""
+    files = ((AUTHORITIES, ca), (PASSWORD_FILE, password_file), (SENTINEL_PASSWORD_FILE, sentinel_password_file))
+    query = urlencode([(name, os.path.abspath(file)) for name, file in files if file])
+    return f"{url}{'&' if '?' in url else '?'}{query}" if query else url
 
 
 def connect(url: str) -> "redis.Redis":
     """Return a client that connects at its first use. Raises redis.RedisError if no sentinel knows the master."""
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query))
+    password = _password_in(query.pop(PASSWORD_FILE, "")) or unquote(parts.password or "")
+    sentinel_password = _password_in(query.pop(SENTINEL_PASSWORD_FILE, ""))
+    login: dict[str, Any] = {"username": unquote(parts.username or "") or None, "password": password or None}
     options: dict[str, Any] = {
         "socket_timeout": TIMEOUT,
         "socket_connect_timeout": TIMEOUT,
         "retry": Retry(NoBackoff(), 0),  # the callers retry, each at its own pace
     }
-    if url.startswith("rediss:"):
-        options["ssl_check_hostname"] = True
-    if not url.partition(":")[0].endswith("+sentinel"):
-        client: redis.Redis = redis.Redis.from_url(url, **options)
+    if parts.scheme in ("rediss", "rediss+sentinel"):
+        options |= {"ssl_check_hostname": True}
+    listed = parts.netloc.rpartition("@")[2]
+    if not parts.scheme.endswith("+sentinel"):
+        bare = f"{parts.scheme}://{listed}{parts.path}{'?' if query else ''}{urlencode(query)}"
+        client: redis.Redis = redis.Redis.from_url(bare, **login, **options)
         return client
-    parts = urlsplit(url)
     hosts = []
-    for one in parts.netloc.rpartition("@")[2].split(","):
+    for one in listed.split(","):
         host = urlsplit(f"//{one}")
         hosts.append((host.hostname, host.port or SENTINEL_PORT))
     service, _, db = parts.path[1:].partition("/")
     untyped: Any = Sentinel  # the class has no type annotations
     if parts.scheme == "rediss+sentinel":
-        authorities = parse_qs(parts.query).get("ssl_ca_certs")
-        options |= {"ssl": True, "ssl_ca_certs": authorities[0] if authorities else None, "ssl_check_hostname": True}
-    host, port = untyped(hosts, sentinel_kwargs=options).discover_master(unquote(service))
-    user, password = unquote(parts.username or "") or None, unquote(parts.password or "") or None
-    return redis.Redis(host=host, port=port, username=user, password=password, db=int(db or 0), **options)
+        options |= {"ssl": True, "ssl_ca_certs": query.get(AUTHORITIES)}
+    sentinel = options | {"password": sentinel_password or None}
+    host, port = untyped(hosts, sentinel_kwargs=sentinel).discover_master(unquote(service))
+    return redis.Redis(host=host, port=port, db=int(db or 0), **login, **options)
+
+
+def _password_in(file: str) -> str:
+    """Return the password in *file*; "" if there is none now, or not on this machine."""
+    try:
+        return Path(file).read_text().strip("\r\n") if file else ""
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
-from urllib.parse import urlencode
 
 import typer
 
@@ -101,7 +100,7 @@ def run(
 
 @dataclass(frozen=True)
 class FoundLogs:
-    redis: str  # the address, for redis-py
+    redis: str  # the address, for analytics/connecting.py
     prefix: str  # of the keys there
     kafka: "KafkaAddress | None"  # that has the metrics records; None: they are in Redis
     place: Path  # the folder of the analysis
@@ -119,12 +118,13 @@ def find_logs(
 
     Without an address of Redis, both are where the node of this machine has them, whatever it was started with.
     """
+    from analytics.connecting import with_files
     from broker.config.schema import Kafka, Redis
     from broker.config.sources import Given
     from cli.control_client import ControlClient, chosen_node
     from cli.options import load_settings
     from supervisor.folder import base_folder
-    from supervisor.redis_address import find_redis, url_with_password
+    from supervisor.redis_address import find_configured, find_redis, url_with_password
     from supervisor.redis_server import RedisUnusable
 
     options = [Given("redis.url", url, "--redis")] if url is not None else []
@@ -152,12 +152,11 @@ def find_logs(
     if redis.url:
         try:
             whole = url_with_password(redis.url, redis.password_file)
-            found = find_redis(whole, redis.ca)
+            found = find_configured(redis)
         except RedisUnusable as error:
             refuse(str(error))
-        # redis-py takes the authorities from the URL, also in the processes of Spark.
-        trusted = f"?{urlencode({'ssl_ca_certs': found.address.ca})}" if found.address.ca else ""
-        return FoundLogs(whole + trusted, redis.prefix, found_kafka, place)
+        address = with_files(whole, found.address.ca, redis.password_file, redis.sentinel_password_file)
+        return FoundLogs(address, redis.prefix, found_kafka, place)
     address = f"unix://{node.path / 'redis' / 'redis.sock'}"
     try:
         find_redis(address)

@@ -2,6 +2,7 @@
 import errno
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from analytics.dashboard.client_nodes import Answer, Found
+    from broker.config.schema import Redis
     from broker.store.redis.address import RedisAddress
     from supervisor.folder import NodeFolder
 
@@ -84,7 +86,7 @@ def dashboard(
         )
     node = chosen_node(name, folder, config)
     settings = load_settings(config, None).config.redis
-    find = _finder(redis or settings.url, settings.ca, settings.password_file, node)
+    find = _finder(replace(settings, url=redis or settings.url), node)
     deadline = time.monotonic() + wait
     while True:
         try:
@@ -200,20 +202,17 @@ def _token(file: Path) -> str:
     return token
 
 
-def _finder(url: str, ca: str, password_file: str, node: "NodeFolder") -> "Callable[[], RedisAddress]":
-    """Return a function that finds the Redis at *url*, or that of *node* if *url* is empty; it may raise Nowhere.
-
-    *ca*, *password_file*: as in the settings `redis`.
-    """
+def _finder(settings: "Redis", node: "NodeFolder") -> "Callable[[], RedisAddress]":
+    """Return a function that finds the Redis of *settings*, or of *node* if they name none; it may raise Nowhere."""
     from analytics.dashboard.reader import Nowhere
     from broker.store.redis.address import RedisAddress
     from cli.control_client import runs
-    from supervisor.redis_address import find_redis, url_with_password
+    from supervisor.redis_address import find_configured, find_redis
     from supervisor.redis_server import RedisUnusable
 
     def named() -> RedisAddress:
         try:
-            return find_redis(url_with_password(url, password_file), ca).address
+            return find_configured(settings).address
         except RedisUnusable as error:
             raise Nowhere(str(error)) from None
 
@@ -231,7 +230,7 @@ def _finder(url: str, ca: str, password_file: str, node: "NodeFolder") -> "Calla
         except RedisUnusable as error:
             raise Nowhere(str(error)) from None
 
-    return named if url else of_node
+    return named if settings.url else of_node
 
 
 def _nodes_to_query(

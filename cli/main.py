@@ -198,7 +198,7 @@ def check(
     ] = False,
 ) -> None:
     """Check whether a node would start with these settings. Exit code 0 if it would, else 2."""
-    from supervisor.redis_address import check_url
+    from supervisor.redis_address import check_settings
     from supervisor.redis_server import RedisUnusable
     from supervisor.start import check_files
 
@@ -206,7 +206,7 @@ def check(
     wrong = check_files(settings)
     try:
         if settings.redis.url:
-            check_url(settings.redis.url, settings.redis.ca, settings.redis.password_file)
+            check_settings(settings.redis)
     except RedisUnusable as error:
         wrong = wrong or str(error)
     if wrong:

@@ -212,6 +212,7 @@ class Commands:
                 "url": redis.url,
                 "ca": redis.ca,
                 "password_file": redis.password_file,
+                "sentinel_password_file": redis.sentinel_password_file,
                 "prefix": redis.prefix,
             },
             "kafka": {

@@ -28,7 +28,7 @@ from supervisor.durable_format import claim_format
 from supervisor.embedded_redis import EmbeddedRedis
 from supervisor.folder import NodeFolder
 from supervisor.node_lease import Server
-from supervisor.redis_address import SENTINELS, FoundRedis, Info, find_redis, open_client, url_with_password
+from supervisor.redis_address import SENTINELS, FoundRedis, Info, find_configured, open_client
 from supervisor.redis_durability import LOADS_TORN, Settings, described, durability_of, read_settings, shortfall
 from supervisor.redis_server import RedisUnusable, find_server
 
@@ -56,8 +56,7 @@ class NodeRedis:
     def __init__(self, config: Config, folder: NodeFolder, log: Log) -> None:
         """RedisUnusable."""
         self._url = config.redis.url
-        self._ca = config.redis.ca
-        self._password_file = config.redis.password_file
+        self._config = config.redis
         self._told = ""  # why the last look-up failed, as it is logged
         self._durability = config.store.durability
         self._replicas = config.store.replicas
@@ -115,7 +114,7 @@ class NodeRedis:
 
     def _find_first(self) -> RedisAddress:
         """The address of the server at the start. RedisUnusable: the server gives less than the node promises, too."""
-        found = find_redis(self._url_now(), self._ca, self._examine)
+        found = find_configured(self._config, self._examine)
         if found.unsuitable:
             raise RedisUnusable(found.unsuitable)
         address = str(found.address)
@@ -138,12 +137,8 @@ class NodeRedis:
     def _find_again(self) -> FoundRedis:
         """RedisUnusable."""
         if self._durability == MEMORY:
-            return find_redis(self._url_now(), self._ca)
-        return find_redis(self._url_now(), self._ca, self._examine)
-
-    def _url_now(self) -> str:
-        """The URL with the password that the file has now. RedisUnusable."""
-        return url_with_password(self._url, self._password_file)
+            return find_configured(self._config)
+        return find_configured(self._config, self._examine)
 
     def _examine(self, server: "redis.Redis", told: Info) -> str:
         """One sentence on why *server* does not keep what the node promises; "": it does."""

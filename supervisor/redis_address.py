@@ -20,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
+from broker.config.schema import Redis
 from broker.config.sources import without_password
 from broker.store.redis.address import RedisAddress
 from supervisor.redis_server import OLDEST, RedisUnusable
@@ -28,6 +29,7 @@ PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
 SENTINELS: Final = ("redis+sentinel", "rediss+sentinel")  # schemes
 TIMEOUT: Final = 5.0  # seconds for each answer
+SENTINEL_PASSWORD: Final = "a sentinel asks for a password, or refuses the one in redis.sentinel_password_file"
 NOT_LET_IN: Final = "does not accept the user name or the password, or the URL has none"
 FORMS: Final = (
     "redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://[USER:PASSWORD@]HOST[:PORT][/DB] (TLS), "
@@ -60,11 +62,12 @@ class _Url:
     service: str = ""
 
 
-def check_url(url: str, ca: str = "", password_file: str = "") -> None:
-    """RedisUnusable: *url* is malformed, or one of the files cannot be used. Nothing is looked up."""
-    _parse(url)
-    _parse(url_with_password(url, password_file))
-    _check_ca(ca)
+def check_settings(settings: Redis) -> None:
+    """RedisUnusable: the URL is malformed, or one of the files cannot be used. Nothing is looked up."""
+    _parse(settings.url)
+    _parse(url_with_password(settings.url, settings.password_file))
+    _sentinel_password(settings)
+    _check_ca(settings.ca)
 
 
 def url_with_password(url: str, file: str) -> str:
@@ -78,25 +81,44 @@ def url_with_password(url: str, file: str) -> str:
     user, _, hosts = parts.netloc.rpartition("@")
     if ":" in user:
         raise RedisUnusable(f"{without_password(url)} has a password, and so has redis.password_file: leave out one.")
+    password = quote(_password_in(file, "redis.password_file"), safe="")
+    return parts._replace(netloc=f"{user}:{password}@{hosts}").geturl()
+
+
+def _sentinel_password(settings: Redis) -> str:
+    """The password that the sentinels have now; "": none. RedisUnusable."""
+    file = settings.sentinel_password_file
+    return _password_in(file, "redis.sentinel_password_file") if file else ""
+
+
+def _password_in(file: str, setting: str) -> str:
+    """RedisUnusable: *file*, which *setting* names, has none."""
     try:
         password = Path(file).read_text().strip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         why = _detail(error) if isinstance(error, OSError) else "it is not UTF-8"
-        raise RedisUnusable(f"redis.password_file: cannot read {file}: {why}.") from None
+        raise RedisUnusable(f"{setting}: cannot read {file}: {why}.") from None
     if not password:
-        raise RedisUnusable(f"redis.password_file: {file} is empty.")
-    return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{hosts}").geturl()
+        raise RedisUnusable(f"{setting}: {file} is empty.")
+    return password
 
 
 def _suits(server: "redis.Redis", told: Info) -> str:
     return ""
 
 
-def find_redis(url: str, ca: str = "", examine: Examine = _suits) -> FoundRedis:
+def find_configured(settings: Redis, examine: Examine = _suits) -> FoundRedis:
+    """`find_redis()` with the passwords that the files of *settings* have now. RedisUnusable."""
+    url = url_with_password(settings.url, settings.password_file)
+    return find_redis(url, settings.ca, examine, _sentinel_password(settings))
+
+
+def find_redis(url: str, ca: str = "", examine: Examine = _suits, sentinel_password: str = "") -> FoundRedis:
     """Connect to the server that *url* names, and return its address and version. RedisUnusable.
 
     *ca*: a PEM file of authorities that are trusted beside those of the system. *examine* is called with the server and
     its answer to INFO, unless it cannot be used anyway; it returns one sentence on why the server does not suit, or "".
+    *sentinel_password*: of the sentinels that *url* names, if they have one.
     """
     wanted = _parse(url)
     tls = wanted.scheme in ("rediss", "rediss+sentinel")
@@ -104,7 +126,7 @@ def find_redis(url: str, ca: str = "", examine: Examine = _suits) -> FoundRedis:
         _check_ca(ca)
     with explained(wanted.shown):
         if wanted.scheme in SENTINELS:
-            host, port = _ask_sentinels(wanted, _tls_options(ca) if tls else {})
+            host, port = _ask_sentinels(wanted, _tls_options(ca) if tls else {}, sentinel_password)
         elif wanted.scheme == "unix":
             host, port = "", 0
         else:
@@ -193,12 +215,14 @@ def _number_of(host: str, port: int) -> str:
         return str(answered.getpeername()[0])
 
 
-def _ask_sentinels(wanted: _Url, tls: dict[str, Any]) -> tuple[str, int]:
+def _ask_sentinels(wanted: _Url, tls: dict[str, Any], password: str) -> tuple[str, int]:
     make: Any = Sentinel  # it has no type annotations
-    options = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT, **tls}
+    options = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT, "password": password or None, **tls}
     try:
         host, port = make(list(wanted.hosts), sentinel_kwargs=options).discover_master(wanted.service)
-    except MasterNotFoundError:
+    except MasterNotFoundError as error:
+        if "AuthenticationError" in str(error):  # it names what each sentinel has answered
+            raise RedisUnusable(f"{wanted.shown}: {SENTINEL_PASSWORD}.") from None
         raise RedisUnusable(
             f"{wanted.shown}: no sentinel that can be reached knows a master named {wanted.service!r}."
         ) from None

@@ -377,6 +377,7 @@ class Redis:
     ca: str = path()  # PEM: authorities for rediss:// URLs, beside those of the system
     memory: int = size(0)  # of the data of the private server; 0 = an eighth of the node's memory
     password_file: str = path()  # read at each look-up of `url`, so that a new password needs no new start
+    sentinel_password_file: str = path()  # the same for the sentinels of `url`, which have a password of their own
     key_file: str = path()  # seals reports and wills, the same on all nodes; "" = none at `url`
     prefix: str = path("weir")  # of all keys, so that several clusters can share one server
 
@@ -476,6 +477,9 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
         found.append(("redis.url", right))
     if config.redis.password_file and not config.redis.url:
         found.append(("redis.url", "the URL of a server, as redis.password_file has the password of one"))
+    if config.redis.sentinel_password_file and not config.redis.url.partition(":")[0].endswith("+sentinel"):
+        right = "a redis+sentinel:// URL, as redis.sentinel_password_file has the password of sentinels"
+        found.append(("redis.url", right))
     if config.application.clients and config.store.durability == MEMORY:
         right = '[], as the sessions of APPLICATION clients are durable, and store.durability = "memory" keeps none'
         found.append(("application.clients", right))

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import redis
 import typer
 
 from analytics.connecting import connect
+from broker.config.schema import Redis
 from cli import analytics
 from cli.dashboard import _finder
 from supervisor.folder import NodeFolder
@@ -189,7 +191,7 @@ def test_options_that_java_cannot_be_told_end_the_command(start_redis: Callable[
 
 
 def test_the_password_of_redis_is_that_of_its_file(start_redis: Callable[..., RunningRedis], tmp_path: Path) -> None:
-    """The analysis and the dashboard could not use a Redis whose password is changed now and then."""
+    """A Redis whose password is changed now and then would end the analysis and the dashboard, or keep them out."""
     server, file, config = start_redis(more="requirepass a@b\n"), tmp_path / "password", tmp_path / "weir.toml"
     file.write_text("a@b\n")
     config.write_text(f"redis.password_file = '{file}'\n")
@@ -198,5 +200,11 @@ def test_the_password_of_redis_is_that_of_its_file(start_redis: Callable[..., Ru
 
     with connect(found.redis) as client:
         assert client.ping()
+        client.config_set("requirepass", "c/d")
+    with connect(found.redis) as client, pytest.raises(redis.AuthenticationError):
+        client.ping()
+    file.write_text("c/d\n")
+    with connect(found.redis) as client:  # of a job that runs since then
+        assert client.ping()
     here = NodeFolder("none", str(tmp_path / "none"))
-    assert "a@b" == _finder(f"unix://{server.socket}", "", str(file), here)().password
+    assert "c/d" == _finder(Redis(url=f"unix://{server.socket}", password_file=str(file)), here)().password

@@ -350,6 +350,15 @@ def test_passwords_are_no_options_of_kafka() -> None:
     assert "kafka.password_file names a file" in told
 
 
+def test_the_password_of_sentinels_needs_sentinels() -> None:
+    """The setting would have no effect, and nobody would notice that the URL names the server itself."""
+    given = "redis.sentinel_password_file=file"
+    with pytest.raises(ConfigError, match=r"redis\.url .* must be a redis\+sentinel:// URL"):
+        load(None, {}, from_assignments(["redis.url=redis://host", given]), NOWHERE)
+
+    load(None, {}, from_assignments(["redis.url=rediss+sentinel://host/weir", given]), NOWHERE)
+
+
 def test_logs_need_a_place() -> None:
     """Settings would have no effect."""
     with pytest.raises(ConfigError, match="must be a list of brokers"):

@@ -3,13 +3,18 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import redis
 
+from analytics.connecting import connect, with_files
+from broker.config.schema import Redis
 from broker.store.redis.address import from_parts
 from supervisor import redis_address
-from supervisor.redis_address import check_url, find_redis, url_with_password
+from supervisor.redis_address import check_settings, find_configured, find_redis, url_with_password
 from supervisor.redis_server import RedisUnusable
 from tests.redis_servers import HOST, PATIENCE, SERVERS, RunningRedis, free_port
 
@@ -33,6 +38,27 @@ def start_redis(tmp_path: Path) -> Iterator[StartRedis]:
     yield start
     for one in started:
         one.end()
+
+
+@contextmanager
+def sentinel(folder: Path, primary: int, more: str = "") -> Iterator[int]:
+    """A sentinel of the server at port *primary*, which it calls weir. *more*: lines of its configuration."""
+    port, config = free_port(), folder / "sentinel.conf"
+    config.write_text(f"port {port}\nbind {HOST}\ndir {folder}\nsentinel monitor weir {HOST} {primary} 1\n{more}")
+    process = subprocess.Popen([SERVERS[-1].path, config, "--sentinel"], stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                socket.create_connection((HOST, port)).close()
+                break
+            except ConnectionRefusedError:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)  # no event tells when another process listens
+        yield port
+    finally:
+        process.kill()
+        process.wait()
 
 
 def refusal(url: str) -> str:
@@ -71,7 +97,7 @@ def refusal(url: str) -> str:
 def test_a_malformed_url_is_answered_with_the_valid_forms(url: str) -> None:
     """A typing error would be looked up, or end in a traceback."""
     with pytest.raises(RedisUnusable) as refused:
-        check_url(url)
+        check_settings(Redis(url=url))
 
     assert "redis+sentinel://[USER:PASSWORD@]HOST" in str(refused.value)
 
@@ -82,7 +108,7 @@ def test_a_malformed_url_is_answered_with_the_valid_forms(url: str) -> None:
 )
 def test_every_documented_form_is_accepted(url: str) -> None:
     """A form that the documentation names would be refused."""
-    check_url(url)
+    check_settings(Redis(url=url))
 
 
 def test_an_address_arrives_at_the_worker_as_it_was_checked(start_redis: StartRedis) -> None:
@@ -225,27 +251,43 @@ def test_settings_that_lose_sessions_are_remarked(start_redis: StartRedis) -> No
 
 def test_a_sentinel_names_the_master(start_redis: StartRedis, tmp_path: Path) -> None:
     """After a failover the node would use a server that is now a replica."""
-    port, watcher = free_port(), free_port()
+    port = free_port()
     start_redis("", port)
-    config = tmp_path / "sentinel.conf"
-    config.write_text(f"port {watcher}\nbind {HOST}\ndir {tmp_path}\nsentinel monitor weir {HOST} {port} 1\n")
-    sentinel = subprocess.Popen([SERVERS[-1].path, config, "--sentinel"], stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                found = find_redis(f"redis+sentinel://{HOST}:{free_port()},{HOST}:{watcher}/weir")
-                break
-            except RedisUnusable:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)  # until it listens
+    with sentinel(tmp_path, port) as watcher:
+        found = find_redis(f"redis+sentinel://{HOST}:{free_port()},{HOST}:{watcher}/weir")
         unknown = refusal(f"redis+sentinel://{HOST}:{watcher}/other")
-    finally:
-        sentinel.kill()
-        sentinel.wait()
 
     assert ["tcp", HOST, port, False, "", "", 0] == found.address.parts()
     assert "knows a master named 'other'" in unknown
+
+
+def test_sentinels_have_a_password_of_their_own(start_redis: StartRedis, tmp_path: Path) -> None:
+    """Sentinels with a password could not be used, or would get that of the server."""
+    port, file, theirs = free_port(), tmp_path / "password", tmp_path / "sentinel-password"
+    start_redis("requirepass data\n", port)
+    file.write_text("data\n")
+    theirs.write_text("watch %\n")
+    more = 'requirepass "watch %"\nsentinel auth-pass weir data\n'
+    with sentinel(tmp_path, port, more) as watcher:
+        url = f"redis+sentinel://{HOST}:{watcher}/weir"
+        settings = Redis(url=url, password_file=str(file), sentinel_password_file=str(theirs))
+        job = with_files(url_with_password(url, str(file)), "", str(file), str(theirs))
+
+        assert ["tcp", HOST, port, False, "", "data", 0] == find_configured(settings).address.parts()
+        with connect(job) as client:
+            assert client.ping()
+        for wrong in (
+            replace(settings, sentinel_password_file=""),
+            replace(settings, sentinel_password_file=str(file)),
+        ):
+            with pytest.raises(RedisUnusable) as refused:
+                find_configured(wrong)
+            assert f"/weir: {redis_address.SENTINEL_PASSWORD}." in str(refused.value)
+        theirs.write_text("another\n")
+        with pytest.raises(RedisUnusable):  # read again
+            find_configured(settings)
+        with pytest.raises(redis.ConnectionError):
+            connect(job)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +307,7 @@ def test_the_password_of_a_file_is_that_of_the_url(tmp_path: Path, url: str, who
 
     assert whole == url_with_password(url, str(file))
     assert url == url_with_password(url, "")
-    check_url(url, "", str(file))
+    check_settings(Redis(url=url, password_file=str(file)))
 
 
 def test_a_password_file_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
@@ -279,9 +321,9 @@ def test_a_password_file_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> No
         (missing, f"cannot read {missing}: No such file or directory."),
     ):
         with pytest.raises(RedisUnusable) as refused:
-            check_url("redis://user@host", "", str(file))
+            check_settings(Redis(url="redis://user@host", password_file=str(file)))
         assert f"redis.password_file: {why}" == str(refused.value)
     with pytest.raises(RedisUnusable) as refused:
-        check_url("redis://user:secret@host", "", str(empty))
+        check_settings(Redis(url="redis://user:secret@host", password_file=str(empty)))
     assert "has a password, and so has redis.password_file" in str(refused.value)
     assert "secret" not in str(refused.value)

@@ -10,8 +10,9 @@ from urllib.parse import urlencode
 import pytest
 
 from analytics.connecting import connect
+from broker.config.schema import Redis
 from broker.store.redis.address import from_parts
-from supervisor.redis_address import check_url, find_redis
+from supervisor.redis_address import check_settings, find_redis
 from supervisor.redis_server import RedisUnusable
 from tests.net.tls import Authority
 from tests.redis_servers import HOST, PATIENCE, RunningRedis, free_port, server_with_tls, tls_lines
@@ -113,7 +114,7 @@ def test_a_file_without_certificates_is_refused(tmp_path: Path) -> None:
     no_pem.write_text("text")
     for file, why in ((no_pem, "is not a PEM file of certificates"), (tmp_path / "none", "No such file or directory")):
         with pytest.raises(RedisUnusable) as refused:
-            check_url("rediss://localhost", str(file))
+            check_settings(Redis(url="rediss://localhost", ca=str(file)))
         assert f"redis.ca: {file}: {why}." == str(refused.value) == refusal("rediss://localhost:1", str(file))
 
 
