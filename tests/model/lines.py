@@ -1,9 +1,32 @@
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Protocol, cast
 
 from broker.mqtt.packets import V5, Packet, Publish
 from broker.mqtt.properties import TOPIC_ALIAS
-from tests.inprocess import Client
+
+
+class Client(Protocol):
+    """One connection to the broker."""
+
+    version: int
+    inbox: list[Packet]  # what was read and not returned by receive() yet
+    closed: bool  # by the broker
+
+    def send(self, *packets: Packet) -> None: ...
+
+    def receive(self) -> list[Packet]:
+        """What came since the last call."""
+        ...
+
+    def drop(self) -> None:
+        """End the connection without a DISCONNECT."""
+        ...
+
+
+class Place(Protocol):
+    """A worker or a node, to which clients connect."""
+
+    def open(self, version: int) -> Client: ...
 
 
 @dataclass
@@ -30,8 +53,8 @@ class Line:
             self.their_aliases[alias] = topic
         return replace(packet, topic=topic, properties=properties)
 
-    def part(self, *last_words: Packet) -> None:
-        """The broker has closed it, having said *last_words* where the version has them."""
-        assert (list(last_words) if self.client.version == V5 else []) == self.client.receive()
+    def part(self, said: list[Packet], *last_words: Packet) -> None:
+        """The broker has closed it, having *said* nothing but *last_words* where the version has them."""
+        assert (list(last_words) if self.client.version == V5 else []) == said
         assert self.client.closed
         self.client.drop()

@@ -11,29 +11,25 @@ from hypothesis.stateful import precondition, rule
 from broker.protocol.connection import Connection
 from tests.innode import Node
 from tests.inprocess import Broker
-from tests.model.conversation import CONFIG, Conversation, _anybody, _where
+from tests.model.conversation import anybody, is_connected, where
 from tests.model.node_reference import NodeModel
 from tests.model.sessions import Session
-from tests.model.vocabulary import TOPICS, WINDOW, Asked, Said, askings, places, qualities
+from tests.model.vocabulary import WINDOW, Asked, Said, askings, places, talk
+from tests.model.worker_conversation import CONFIG, WorkerConversation
 from tests.redis_servers import RunningRedis
 
 MOST_WORKERS = 4
 MOST_REPORTS = 4  # after which what waits is where it can be taken
 SHUTTING_DOWN = 0x8B
 
-talk = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(TOPICS), qualities), min_size=1, max_size=6)
 turns = st.lists(st.integers(0, 5), max_size=60)  # of the worker of that number; if there is none, somebody speaks
-
-
-def _is_connected(session: Session) -> bool:
-    return session.connected
 
 
 def _lasts(session: Session) -> bool:
     return session.expiry > 0
 
 
-class NodeConversation(Conversation):
+class NodeConversation(WorkerConversation):
     def __init__(self, redis: RunningRedis, workers: int) -> None:
         self.redis = redis.client()
         self.redis.flushall()
@@ -50,13 +46,13 @@ class NodeConversation(Conversation):
 
     # What happens to workers.
 
-    @precondition(_anybody(_is_connected))
+    @precondition(anybody(is_connected))
     @rule(at=places, said=talk)
     def stop_a_worker(self, at: int, said: list[tuple[int, bytes, int]]) -> None:
         """It gets no processor: the others talk, and hear each other; then it goes on."""
         stopped = self.node[at % len(self.node)]
         there = {session.name for session in self.sessions_of(stopped)}
-        well = [name for name in self.names(_is_connected) if name not in there]
+        well = [name for name in self.names(is_connected) if name not in there]
         assume(well)
         stopped.stopped = True
         for who, topic, qos in said:
@@ -116,13 +112,13 @@ class NodeConversation(Conversation):
             self.node.publish_wills_of(one, new)
         self.reference.die([], leaving, unmourned)
 
-    @precondition(lambda self: _anybody(_lasts)(self) and _anybody(_is_connected)(self))
-    @rule(name=_where(_lasts), at=places, asked=st.none() | askings, said=talk, order=turns)
+    @precondition(lambda self: anybody(_lasts)(self) and anybody(is_connected)(self))
+    @rule(name=where(_lasts), at=places, asked=st.none() | askings, said=talk, order=turns)
     def come_while_others_talk(
         self, name: str, at: int, asked: Asked | None, said: list[tuple[int, bytes, int]], order: list[int]
     ) -> None:
         """Nothing is lost, comes twice or in another order while a session moves."""
-        others = [other for other in self.names(_is_connected) if other != name]
+        others = [other for other in self.names(is_connected) if other != name]
         assume(others)
         session = self.model.sessions[name]
         session.coming = True
@@ -147,10 +143,6 @@ class NodeConversation(Conversation):
         if registry_client is not None and registry_client.commands.statistics.waiting:
             self.redis.ping()  # which is answered behind it,
             self.redis.ping()  # and when that was sent
-
-    def _say(self, speakers: list[str], said: tuple[int, bytes, int]) -> None:
-        who, topic, qos = said
-        self._publish(speakers[who % len(speakers)], [Said(topic, qos)])
 
     def teardown(self) -> None:
         self.redis.close()

@@ -295,16 +295,31 @@ class Model:
     def check_settled(self) -> None:
         """Everybody has what it can take."""
         self.check_offers()
-        retained = self.retained()
+        lack = self.lack()
+        assert not lack, lack
         for session in self.sessions.values():
             session.owed = [copy for copy in session.owed if copy.lives(self.now) and not copy.optional]
+            if session.has_room():
+                session.replays = []
+
+    def lack(self) -> str:
+        """What somebody should have by now and has not; "": nothing."""
+        for offer in self.offers:
+            if offer.expires > self.now and not offer.met() and not offer.explained(self.members):
+                return f"no member received {offer.shares}"
+        retained = self.retained()
+        for session in self.sessions.values():
             if not session.connected:
                 continue
-            at_once = [copy for copy in session.owed if copy.qos == 0 or session.has_room()]
-            assert not at_once, f"{session.name} did not receive {at_once}"
-            if session.has_room():
-                assert not session.again, f"{session.name} was not sent {session.again} again"
-                for replay in session.replays:
-                    late = replay.missing & retained.keys()
-                    assert not late, f"{session.name} did not receive what is retained for {late}"
-                session.replays = []
+            owed = [copy for copy in session.owed if copy.lives(self.now) and not copy.optional]
+            at_once = [copy for copy in owed if copy.qos == 0 or session.has_room()]
+            if at_once:
+                return f"{session.name} did not receive {at_once}"
+            if not session.has_room():
+                continue
+            if session.again:
+                return f"{session.name} was not sent {session.again} again"
+            for replay in session.replays:
+                if late := replay.missing & retained.keys():
+                    return f"{session.name} did not receive what is retained for {late}"
+        return ""

@@ -54,10 +54,13 @@ class Copy:
         )
 
     def _leaves(self, left: int, now: int) -> bool:
-        """*left* is the rest of its lifetime [MQTT-3.3.2-6]; a second just begun may count or not."""
+        """*left* is the rest of its lifetime [MQTT-3.3.2-6]; a second just begun may count or not.
+
+        A lifetime of hours is one of which no second passes in the reference, while a conversation takes some.
+        """
         if self.message.lifetime == FOREVER:
             return left == FOREVER
-        return abs(left - max(0, self.expires - now)) <= 1
+        return abs(left - max(0, self.expires - now)) <= 1 + self.message.lifetime // 100
 
     def is_as(self, other: "Copy") -> bool:
         mine, others = (self.qos, self.retain, self.identifiers), (other.qos, other.retain, other.identifiers)

@@ -93,3 +93,6 @@ askings = st.builds(
 )
 
 arrivals = st.lists(st.tuples(askings, st.lists(wanted, max_size=3), places), max_size=len(NAMES))
+
+# What several say while something else happens: each the number of a speaker, a topic and a QoS.
+talk = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(TOPICS), qualities), min_size=1, max_size=6)

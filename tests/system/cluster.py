@@ -18,10 +18,11 @@ LASTING: Final[Properties] = {SESSION_EXPIRY_INTERVAL: 3600}
 
 
 class Cluster:
-    """Nodes n1, n2, ... of two workers each, whose sessions are stored in *redis*."""
+    """Nodes n1, n2, ... of *workers* each, whose sessions are stored in *redis*."""
 
-    def __init__(self, folder: Path, redis: RunningRedis, settings: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, redis: RunningRedis, settings: Mapping[str, Any], workers: int = 2) -> None:
         """*settings*: of each node, as `Node` takes them."""
+        self.workers = workers
         self.redis = redis
         self._settings = settings
         self.nodes: list[Node] = []
@@ -36,7 +37,7 @@ class Cluster:
         folder.mkdir(exist_ok=True)
         started = Node(
             folder,
-            2,
+            self.workers,
             port,
             build=build,
             node__name=f"n{number}",
@@ -50,7 +51,7 @@ class Cluster:
 
     def wait_joined(self) -> None:
         """Wait until each node knows all workers of all others."""
-        others = 2 * (len(self.nodes) - 1)
+        others = self.workers * (len(self.nodes) - 1)
         for one in self.nodes:
             one.wait_until(lambda one=one: _known(one) == (others, 0), "know the others")  # type: ignore[misc]
 
@@ -66,10 +67,10 @@ def _known(one: Node) -> tuple[int, int]:
 
 @contextmanager
 def start(
-    folder: Path, redis: RunningRedis, count: int, build: Path | None = None, **settings: Any
+    folder: Path, redis: RunningRedis, count: int, build: Path | None = None, workers: int = 2, **settings: Any
 ) -> Iterator[Cluster]:
-    """*count* nodes that know each other. *build*: see `Node`."""
-    cluster = Cluster(folder, redis, settings)
+    """*count* nodes of *workers* each that know each other. *build*: see `Node`."""
+    cluster = Cluster(folder, redis, settings, workers)
     try:
         for number in range(count):
             cluster.start(number + 1, build)

@@ -84,6 +84,10 @@ class RawClient:
         """Whether something has been read already that `receive()` gives."""
         return len(self._waiting) > 0
 
+    def put_back(self, packets: Sequence[Packet]) -> None:
+        """Have `receive()` give *packets* before all others."""
+        self._waiting[0:0] = packets
+
     def expect(self, kind: type[P]) -> P:
         """The next packet, which must be of this type."""
         packet = self.receive()
@@ -189,7 +193,7 @@ class RawClient:
         messages: list[Packet] = []
         while isinstance(packet := self.receive(), Publish):
             messages.append(packet)
-        self._waiting[0:0] = messages
+        self.put_back(messages)
         assert isinstance(packet, Ack) and (kind, packet_id) == (packet.kind, packet.packet_id), packet
         return packet
 
