@@ -14,15 +14,11 @@
 --          return, seconds that the fence stays, client ids
 --          -> for each that is there {client id, record as of HGETALL}; a client id alone: read that session, as it has
 --             messages, or as the answer would be longer; or the name of a dropped queue (dropped_queues.py)
---   give   a worker gives one session away; full.lua does the same
---          KEYS both indexes, commit number of the new owner
+--   take   a worker takes one session from a worker that has ended or does not answer; to give one away is a script of
+--          its own (removals.py)
+--          KEYS both indexes, commit number of the new owner, fence of the former owner
 --          ARGV op, client id, keys of the former owner, keys of the new one, Unix time in seconds
---          -> what `read` answers for it, if that is short; 1: it is not; 0: there is no such session, or it was taken
---             before: this may arrive long after the death of the worker, behind writes to keys that nobody reads any
---             more; an error if the new owner has ended, see below
---   take   a worker takes one session from a worker that has ended or does not answer
---          KEYS as for give, fence of the former owner; ARGV as for give
---          -> as read, of that session. A call may be repeated, if its answer was lost: then the session is that of the
+--          -> as read, of that session; an error if the new owner has ended, see below. A call may be repeated, if its answer was lost: then the session is that of the
 --             new worker, and what is under the keys of the former one was written by that worker since
 --   find   which worker of any node has a session, beside the one that asks
 --          KEYS the nodes; ARGV op, client id, incarnation and node of the worker that asks, how the keys of indexes begin,
@@ -59,7 +55,7 @@ local function leave_former(clients)
 end
 
 -- The commit number of a worker expires once its sessions are being adopted: what became one of them would be read by
--- nobody. The giving worker keeps the session; a taking one has ended, and the server reads late what it had sent.
+-- nobody. The taking worker has ended, and the server reads late what it had sent.
 local ENDED = 'TAKERENDED the worker that is to own the session has ended'
 
 local function new_owner_has_ended()
@@ -87,13 +83,6 @@ local function session(record, queue, released)
     redis.pcall('LLEN', queue),
     redis.pcall('SMEMBERS', released),
   }
-end
-
-local SHORT = 100 -- entries: what the giving worker passes on with little work
-
-local function is_short(client)
-  local fields, released = redis.pcall('HLEN', ARGV[6] .. client), redis.pcall('SCARD', ARGV[8] .. client)
-  return type(fields) == 'number' and fields <= SHORT and type(released) == 'number' and released <= SHORT
 end
 
 -- A record without LEFT gets it: its client was connected. Returns its bytes.
@@ -172,10 +161,10 @@ if op == 'adopt' then
   return answers
 end
 
-if op == 'give' or op == 'take' then
+if op == 'take' then
   local client = ARGV[2]
   local value = values_of({ client })[1] or ''
-  if op == 'take' and has(KEYS[2], client) then
+  if has(KEYS[2], client) then
     redis.call('DEL', ARGV[3] .. client, ARGV[4] .. client, ARGV[5] .. client)
     leave_former({ client })
   end
@@ -188,11 +177,6 @@ if op == 'give' or op == 'take' then
     redis.call('HSET', KEYS[2], client, value)
     move(client, 3)
     left(client, 3)
-  end
-  if op == 'give' and not (found and is_short(client)) then
-    return found and 1 or 0
-  end
-  if op == 'take' and found then
     redis.call('RPUSH', KEYS[4], client)
   end
   return session(ARGV[6] .. client, ARGV[7] .. client, ARGV[8] .. client)

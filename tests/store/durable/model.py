@@ -16,7 +16,7 @@ from broker.store.durable.adoption import JOIN
 from broker.store.durable.dropped_queues import is_dropped
 from broker.store.durable.group_commit import LOOK
 from broker.store.durable.index import SET_INDEX
-from broker.store.durable.removals import FULL, INDEX, RELEASE, RELEASE_LEASE
+from broker.store.durable.removals import FULL, GIVE_SESSION, INDEX, RELEASE, RELEASE_LEASE
 from broker.store.durable.replication import MARK
 from broker.store.durable.shared_bodies import COUNT, READ, REDUCE
 from broker.store.durable.stored_session import LEFT
@@ -441,7 +441,7 @@ class ModelRedis:
         return self._of_hash(b"HSET", keys[0], words)
 
     def _script(self, keys: list[bytes], words: list[bytes]) -> Reply:
-        """What sessions.lua does."""
+        """What sessions.lua and GIVE_SESSION do."""
         index = self._value(keys[0], dict) if keys else {}
         if words[0] == b"count":
             return len(index)
@@ -523,6 +523,7 @@ OTHERS: Final[dict[bytes, Callable[[ModelRedis, list[bytes], list[bytes]], Reply
     MARK: ModelRedis._mark,
     JOIN: ModelRedis._join,
     RELEASE_LEASE: ModelRedis._release,
+    GIVE_SESSION: lambda redis, keys, words: redis._script(keys, words),
 }
 
 

@@ -9,7 +9,7 @@ from broker.session.queue import MessageBudget
 from broker.store.durable.adoption import RECORDS, SCANNED
 from broker.store.durable.dropped_queues import name_of
 from broker.store.durable.index import index_value
-from broker.store.durable.removals import SESSIONS
+from broker.store.durable.removals import GIVE_SESSION, SESSIONS
 from broker.store.durable.stored_session import FORM, HEAD, LEFT
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import FENCED_FOR
@@ -245,7 +245,9 @@ def test_what_a_dead_worker_had_sent_gives_nothing_away_when_it_arrives_late(
         client.rpush(former.queues + b"me", b"late")
         given = [taker.records, taker.queues, taker.released]
 
-        assert 0 == client.eval(SESSIONS, 3, former.index, taker.index, commits, "give", b"me", *theirs, *given, b"9.0")
+        assert 0 == client.eval(
+            GIVE_SESSION, 3, former.index, taker.index, commits, "give", b"me", *theirs, *given, b"9.0"
+        )
         assert {HEAD: head, b"a": b"\1", LEFT: b"9.0"} == client.hgetall(heir.records + b"me")
         assert [b"pack"] == client.lrange(heir.queues + b"me", 0, -1)
         assert adopts is not client.hexists(taker.index, b"me")
