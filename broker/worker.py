@@ -16,7 +16,7 @@ from broker.config.budget import WorkerBudget
 from broker.config.schema import Config
 from broker.control.heartbeat import Heartbeat
 from broker.control.machine import memory_limit, memory_use, resident_bytes
-from broker.control.periodic import at_once_and_every, at_whole, every
+from broker.control.periodic import as_due, at_once_and_every, at_whole, every
 from broker.control.reload import Reload
 from broker.control.session_hand_over import SessionHandOver
 from broker.control.trace import trace_recorder
@@ -226,7 +226,7 @@ class Worker:
             partial(every, HOUSEKEEPING, self.client_log.flush),
             partial(every, OFTEN, protocol.shedding.run),
             partial(every, OFTEN, protocol.gaps.run),
-            partial(every, OFTEN, cluster.moves.run),
+            partial(as_due, cluster.moves.run),
             partial(at_whole, config.metrics.interval, self.metrics.close_interval),
         ]
         if self.trace_file is not None:

@@ -12,6 +12,12 @@ async def every(seconds: float, job: Callable[[], None]) -> None:
         job()
 
 
+async def as_due(job: Callable[[], float]) -> None:
+    """Call *job* now, and again each time after the seconds that it returns."""
+    while True:
+        await trio.sleep(job())
+
+
 async def at_once_and_every(seconds: float, job: Callable[[], None]) -> None:
     """Call *job* now, and then each *seconds*."""
     job()

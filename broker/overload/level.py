@@ -24,6 +24,7 @@ STEP: Final = 0.1  # seconds from one step of a level to the next
 HIGHEST: Final = 10.0
 BY_OTHER_NODES: Final = 2.0
 BY_TOPOLOGY: Final = 1.0
+TOPOLOGY: Final = "topology"  # the name of the signal of the nodes that have joined or left lately
 NODES: Final = (
     0.5  # target of the signal of topology: a single node is twice that, so that its level is 1 within 400 ms
 )
@@ -180,11 +181,12 @@ class Signals:
         redis = store_memory_of(here)
         self.redis = self.add("redis", settings.redis_percent / 100, redis)  # share of its maxmemory
         self.connect = self.add("connect", settings.connect_delay, "")  # seconds that the oldest CONNECT has waited
-        # Nodes that have joined or left lately.
-        self.topology = self._add(Signal("topology", NODES, "", self._topology))
+        self.topology = self._add(Signal(TOPOLOGY, NODES, "", self._topology))
+        self._fills = (self.outbound, self.memory, self.redis)
         self.worst = 0.0  # targets, at the last look
         self.worst_name = ""  # the name of the worst signal; "" while all are 0
         self.worst_here = 0.0  # targets: the worst signal of this worker itself
+        self.strain = 0.0  # targets: the worst delay of this worker, and of what belongs to its node
         self.contended: tuple[str, ...] = ()  # names of resources, sorted
 
     def add_gate(self, resource: str) -> Signal:
@@ -209,7 +211,7 @@ class Signals:
         """Find the worst signal and the contended resources. To be called before each step of the level."""
         self.worst = 0.0
         self.worst_name = ""
-        self.worst_here = 0.0
+        self.worst_here = self.strain = 0.0
         contended: set[str] = set()
         for kind in self.kinds:
             kind.value = 0.0
@@ -222,6 +224,8 @@ class Signals:
                 if signal.value > kind.value:
                     kind.value = signal.value
                     kind.name = signal.name
+                if signal.value > self.strain and kind is self._ordinary and signal not in self._fills:
+                    self.strain = signal.value
                 if signal.value > self.worst_here and signal.resource in self._here:
                     self.worst_here = signal.value
                 if signal.contended and signal.resource:

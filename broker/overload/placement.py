@@ -4,14 +4,18 @@
 # a CONNECT would wait there (reports.py). So nobody is asked, and a node that is silent has no room. The room of a node
 # is that of all its workers, as the kernel picks one of them.
 #
+# How quickly clients may leave follows from the levels of the others, and from their delays before these raise a level:
+# a client that moves costs its new node up to a millisecond at once, and then what it publishes. So a drain begins
+# slowly, and becomes quicker while the delays of the others are below half of their targets.
+#
 # A report is up to a second old. What this worker has sent to a node since then counts as if it were there: otherwise
 # all clients of a second would be sent to the same node.
 import math
 from collections.abc import Iterable
 from typing import Final
 
-from broker.overload.level import HIGHEST
-from broker.overload.reports import Report, Reports
+from broker.overload.level import HIGHEST, STEP
+from broker.overload.reports import STRAINED, Report, Reports
 from broker.worker_id import WorkerId
 
 LOOK: Final = 0.1  # seconds between two looks at the reports, which may be thousands
@@ -20,6 +24,10 @@ CLEARLY: Final = 2  # levels: with less between two nodes, both are about as bus
 LONG: Final = 5.0  # seconds that a CONNECT would wait, from which on another node is better; many clients give up then
 SURPLUS: Final = 0.1  # share of the clients that a node should have, beyond which it has clearly more
 FEW: Final = 10  # clients; a smaller surplus is none
+FIRST: Final = 0.1  # part of its pace with which a drain begins, and which delays at level 0 do not slow further
+QUICKER: Final = 1.1  # times in STEP seconds, while the others are not strained: from FIRST to all in 2.4 s
+LONGEST: Final = 100.0  # STEPs that one change of the pace may span: more is no other
+SLOWER: Final = 0.7  # times in STEP seconds, while one of them is: what moves is noticed a report later
 
 
 class Place:
@@ -39,13 +47,15 @@ class NodeRoom:
         self.reference = reference
         self.workers = 0  # that report; 0: the node is silent
         self.level = 0.0  # the highest of its workers
+        self.strain = 0.0  # targets; the worst delay of its workers
         self.clients = 0  # -1: a worker of an older version does not say
         self.connect_wait = 0.0  # seconds; the longest of its workers
 
-    def add(self, level: float, clients: int, connect_wait: float) -> None:
+    def add(self, level: float, strain: float, clients: int, connect_wait: float) -> None:
         """Add what a worker of the node reports."""
         self.workers += 1
         self.level = max(self.level, level)
+        self.strain = max(self.strain, strain)
         self.clients = -1 if clients < 0 or self.clients < 0 else self.clients + clients
         self.connect_wait = max(self.connect_wait, connect_wait)
 
@@ -85,6 +95,10 @@ class Placement:
         """The level of the busiest node that takes clients; the highest there is if none of them is heard."""
         heard = [room.level for room in self.others(now) if room.workers]
         return max(heard) if heard else HIGHEST
+
+    def strain(self, now: float) -> float:
+        """The worst delay of the nodes that take clients and are heard, in targets."""
+        return max([room.strain for room in self.others(now)], default=0.0)
 
     def send(self, now: float) -> NodeRoom | None:
         """The node with most room for a client that is sent away now; None: none is heard and says how to reach it."""
@@ -153,7 +167,7 @@ class Placement:
         reports = self._reports
         rooms = {name: NodeRoom(name, place.reference) for name, place in self._places.items() if not place.draining}
         self._here = rooms[self._worker.node] = NodeRoom(self._worker.node)
-        self._here.add(reports.own_level, reports.clients, reports.connect_wait)
+        self._here.add(reports.own_level, 0.0, reports.clients, reports.connect_wait)
         for report in reports.known(now):
             self._add(rooms, report)
         self._others = [room for room in rooms.values() if room is not self._here]
@@ -161,33 +175,44 @@ class Placement:
     def _add(self, rooms: dict[str, NodeRoom], report: Report) -> None:
         room = rooms.get(report.worker.node)
         if room is not None:
-            room.add(report.level, report.clients, report.connect_wait)
+            room.add(report.level, report.strain(), report.clients, report.connect_wait)
 
 
 class DrainPace:
     """How many clients may be disconnected now: *fastest* a second while the other nodes are calm, *slowest* at
     level 10, and between them less by the same factor with each level.
+
+    It begins with FIRST of that, becomes quicker while the others are not strained, and slower while one is.
     """
 
     def __init__(self, fastest: float, slowest: float) -> None:
         self._fastest = fastest
+        self._slowest = slowest
         self._factor = (slowest / fastest) ** (1.0 / HIGHEST)
+        self._part = FIRST
         self._due = 0.0
         self._counted = 0.0
 
     def rate(self, level: float) -> float:
-        """Clients a second at *level*, 0 to 10."""
-        return self._fastest * float(self._factor**level)
+        """Clients a second at *level*, 0 to 10, as strained as the others were at the last `take()`."""
+        return max(self._slowest, self._fastest * float(self._factor**level) * self._part)
 
     def begin(self, now: float) -> None:
         """Count from *now* on."""
+        self._part = FIRST
         self._due = 0.0
         self._counted = now
 
-    def take(self, level: float, now: float) -> int:
-        """The number of clients that may leave now. Time that was not used does not add up beyond a second."""
+    def take(self, level: float, strain: float, now: float) -> int:
+        """The number of clients that may leave now. Time that was not used does not add up beyond a second.
+
+        *strain*: the worst delay of the others, in targets.
+        """
+        elapsed = max(0.0, now - self._counted)
+        change = SLOWER if strain >= STRAINED else QUICKER
+        self._part = max(FIRST, min(1.0, self._part * float(change ** min(LONGEST, elapsed / STEP))))
         rate = self.rate(level)
-        self._due = min(self._due + rate * max(0.0, now - self._counted), max(1.0, rate))
+        self._due = min(self._due + rate * elapsed, max(1.0, rate))
         self._counted = max(self._counted, now)
         taken = math.floor(self._due)
         self._due -= taken

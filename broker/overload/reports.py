@@ -6,7 +6,8 @@
 # new.
 #
 # A calm worker reports once a second, so that people see that it is there. A worker that is not calm reports at each
-# measurement, every 100 ms, so that all workers follow its level as it moves. Where more than CROWD workers report, it
+# measurement, every 100 ms, so that all workers follow its level as it moves; and nodes that are drained learn at level
+# 0 already that their clients are too much for it (STRAINED). Where more than CROWD workers report, it
 # reports less often, down to once in SPARSEST seconds: each worker of the cluster hears each report, so Redis delivers
 # workers x workers / interval per second. At 1.4 us each that is 23 % of a core for 128 workers at 100 ms, of a Redis
 # that also has the registry of sessions. At 200 ms 256 workers take 36 %; at 100 ms they would take 72 %.
@@ -16,7 +17,7 @@ from typing import Final, cast
 
 import msgpack
 
-from broker.overload.level import HIGHEST, STALE, STEP, Resources, Signals, WorkerLevel
+from broker.overload.level import HIGHEST, STALE, STEP, TOPOLOGY, Resources, Signals, WorkerLevel, node_of
 from broker.reasons import ReportFailure
 from broker.worker_id import WorkerId
 
@@ -31,6 +32,7 @@ CROWD: Final = 128  # workers whose reports above level 0 are STEP apart
 SLACK: Final = STEP / 4  # seconds: a measurement is as punctual as a turn of the loop
 SPARSEST: Final = 0.4  # seconds between reports above level 0: two may be lost or late before one is STALE
 LARGEST_NUMBER: Final = 1 << 63
+STRAINED: Final = 0.5  # targets: from a delay of so many on a worker is not calm, although its level may be 0
 FORMER: Final = 9  # fields of a report of an older version
 FIELDS: Final = 11
 UNKNOWN: Final = -1  # clients
@@ -58,7 +60,7 @@ class Report:
         self.sequence = sequence  # rises from 1 in each incarnation
         self.level = level  # 0 to 10, with decimals
         self.cause = cause  # the name of the worst signal, "" for none
-        self.value = value  # of that, in targets
+        self.value = value  # of that, in targets; without a cause, at level 0, the worst delay: see strain()
         self.contended = contended  # names of resources
         self.clients = clients  # that are connected to the worker; UNKNOWN: an older version does not say
         self.connect_wait = connect_wait  # seconds that the CONNECTs waiting there will take
@@ -78,6 +80,11 @@ class Report:
         if self.clients != UNKNOWN:
             fields = (*fields, self.clients, self.connect_wait)
         return cast(bytes, msgpack.packb(fields))
+
+    def strain(self) -> float:
+        """The worst delay at the worker and its node, in targets, as far as the report tells it."""
+        elsewhere = self.cause == TOPOLOGY or node_of(self.cause) not in ("", self.worker.node)
+        return 0.0 if elsewhere else self.value
 
     def absurd(self) -> bool:
         """Whether a number is out of range, or not a number."""
@@ -111,6 +118,7 @@ class Reports:
         self._sent_level = 0
         self._sent_cause = ""
         self._sent_contended: tuple[str, ...] = ()
+        self._sent_strained = False
         self._sent = -math.inf
         # Of this worker, kept up to date by whoever knows it (cluster/client_moves.py):
         self.clients = 0
@@ -130,12 +138,13 @@ class Reports:
 
     def due(self, level: WorkerLevel, signals: Signals, now: float) -> bool:
         """Whether a report of this worker is to be sent: what others see has changed, or the last report is old."""
-        shown = level.shown
-        if shown != self._sent_level or signals.contended != self._sent_contended:
+        shown, strained = level.shown, signals.strain >= STRAINED
+        if shown != self._sent_level or signals.contended != self._sent_contended or strained != self._sent_strained:
             return True
         if shown and level.cause != self._sent_cause:
             return True
-        return now - self._sent >= (self._interval(now) - SLACK if shown or signals.contended else HEARTBEAT)
+        calm = not (shown or strained or signals.contended)
+        return now - self._sent >= (HEARTBEAT if calm else self._interval(now) - SLACK)
 
     def _interval(self, now: float) -> float:
         """Seconds between two reports above level 0. Workers that are gone do not count."""
@@ -150,12 +159,13 @@ class Reports:
         self._sent_level = level.shown
         self._sent_cause = level.cause
         self._sent_contended = signals.contended
+        self._sent_strained = signals.strain >= STRAINED
         return Report(
             self._worker,
             self._sequence,
             level.value,
             level.cause,
-            signals.value(level.cause),
+            signals.value(level.cause) if level.cause else signals.strain,
             signals.contended,
             UNKNOWN if self.brief else self.clients,
             self.connect_wait,

@@ -6,7 +6,7 @@ import trio
 import trio.testing
 
 from broker.control import periodic
-from broker.control.periodic import at_once_and_every, at_whole, every
+from broker.control.periodic import as_due, at_once_and_every, at_whole, every
 
 
 async def test_a_job_is_called_after_each_interval(
@@ -19,6 +19,23 @@ async def test_a_job_is_called_after_each_interval(
     await trio.sleep(7)
 
     assert [2.0, 4.0, 6.0] == times
+
+
+async def test_a_job_can_say_when_it_is_to_be_called_again(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Clients of a node that is drained would leave in bursts, or an idle worker look fifty times a second."""
+    began = trio.current_time()
+    times: list[float] = []
+
+    def job() -> float:
+        times.append(trio.current_time() - began)
+        return float(len(times))
+
+    nursery.start_soon(as_due, job)
+    await trio.sleep(7)
+
+    assert [0.0, 1.0, 3.0, 6.0] == times
 
 
 async def test_a_job_can_be_called_at_once_and_after_each_interval(

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.overload.level import HIGHEST, STALE, Resources
-from broker.overload.placement import FEW, FORGET, LONG, LOOK, DrainPace, Place, Placement
-from broker.overload.reports import UNKNOWN, Report, Reports
+from broker.overload.placement import FEW, FIRST, FORGET, LONG, LOOK, SLOWER, DrainPace, Place, Placement
+from broker.overload.reports import STRAINED, UNKNOWN, Report, Reports
 from broker.worker_id import WorkerId
 
 NOW = 100.0
@@ -22,9 +22,18 @@ class Here:
         self._sequence = 0
         self.now = NOW
 
-    def hear(self, node: str, level: float = 0.0, clients: int = 0, wait: float = 0.0, worker: int = 0) -> None:
+    def hear(
+        self,
+        node: str,
+        level: float = 0.0,
+        clients: int = 0,
+        wait: float = 0.0,
+        worker: int = 0,
+        strain: float = 0.0,
+        cause: str = "",
+    ) -> None:
         self._sequence += 1
-        report = Report(WorkerId(node, worker, 1), self._sequence, level, "", 0.0, (), clients, wait)
+        report = Report(WorkerId(node, worker, 1), self._sequence, level, cause, strain, (), clients, wait)
         assert self.reports.hear(report.encode(), self.now)
 
     def sent(self, count: int) -> list[str]:
@@ -102,6 +111,22 @@ def test_the_load_of_the_others_is_that_of_the_busiest() -> None:
     here.now += 2 * LOOK
 
     assert 3.5 == here.placement.load(here.now)
+
+
+@pytest.mark.parametrize(
+    ("cause", "seen"), [("", 0.9), ("lag", 0.9), ("a/0 store", 0.9), ("topology", 0.2), ("b/0 store", 0.2)]
+)
+def test_the_strain_of_the_others_is_that_of_the_worst(cause: str, seen: float) -> None:
+    """A drain would press clients on a node that is behind, or wait for one that only hears of trouble elsewhere."""
+    here = Here(*[Place(name) for name in "ab"], Place("c", "c", draining=True))
+    assert 0.0 == here.placement.strain(here.now)
+    here.hear("a", strain=0.9, cause=cause)
+    here.hear("b", strain=0.2)
+    here.hear("c", strain=5.0)
+    here.hear("here", strain=5.0, worker=1)
+    here.now += 2 * LOOK
+
+    assert seen == here.placement.strain(here.now)
 
 
 @pytest.mark.parametrize(
@@ -192,51 +217,96 @@ def test_rebalancing_makes_nodes_more_equal_and_ends(nodes: list[tuple[int, int]
     assert any(surplus == 0 for surplus in moved)
 
 
+CALM = STRAINED / 2
+TICKS_UNTIL_QUICK = 30  # of 100 ms
+
+
+class Paced:
+    """A drain that looks at the others ten times a second."""
+
+    def __init__(self, fastest: float, slowest: float) -> None:
+        self.pace = DrainPace(fastest, slowest)
+        self.pace.begin(NOW)
+        self.ticks = 0
+
+    def leave(self, ticks: int, level: float = 0.0, strain: float = CALM) -> int:
+        """How many clients leave meanwhile."""
+        left = 0
+        for _ in range(ticks):
+            self.ticks += 1
+            left += self.pace.take(level, strain, NOW + self.ticks / 10)
+        return left
+
+
 @pytest.mark.parametrize(("level", "rate"), [(0.0, 500.0), (5.0, 70.7), (10.0, 10.0)])
 def test_the_pace_follows_the_level_of_the_others(level: float, rate: float) -> None:
     """A drain would push the other nodes into overload, or never end."""
-    pace = DrainPace(500.0, 10.0)
-    pace.begin(NOW)
+    drain = Paced(500.0, 10.0)
+    drain.leave(TICKS_UNTIL_QUICK, level)
 
-    left = sum(pace.take(level, NOW + tick / 10) for tick in range(1, 101))
+    left = drain.leave(100, level)
 
-    assert rate == pytest.approx(pace.rate(level), rel=1e-3)
-    assert left in (int(10 * pace.rate(level)), int(10 * pace.rate(level)) - 1)
+    assert rate == pytest.approx(drain.pace.rate(level), rel=1e-3)
+    assert left in (int(10 * drain.pace.rate(level)), int(10 * drain.pace.rate(level)) - 1)
+
+
+def test_a_drain_begins_slowly() -> None:
+    """Others would learn only by their delay that as many clients as may ever come are too many for them."""
+    drain = Paced(500.0, 10.0)
+
+    first = drain.leave(1)
+    slow = drain.leave(9)
+    drain.leave(TICKS_UNTIL_QUICK)
+
+    assert (True, True) == (first <= FIRST * 500 / 10 + 1, slow < 500 / 2)
+    assert 500 == drain.leave(10)
+
+
+def test_a_drain_is_slower_while_the_others_are_strained() -> None:
+    """The clients of a node would wait for those that come, for as long as its level does not rise."""
+    drain = Paced(500.0, 10.0)
+    drain.leave(TICKS_UNTIL_QUICK)
+
+    one_report = drain.leave(1, 0.0, STRAINED)
+    drain.leave(8, 0.0, STRAINED)
+
+    assert one_report == int(SLOWER * 500 / 10)
+    assert 10 * FIRST * 500 == drain.leave(100, 0.0, 2 * STRAINED)  # a busy node that keeps up is no reason to stop
+    drain.leave(TICKS_UNTIL_QUICK)
+    assert 500 == drain.leave(10)
 
 
 def test_time_that_was_not_used_does_not_add_up() -> None:
     """After a pause all clients would leave at once."""
-    pace = DrainPace(100.0, 1.0)
-    pace.begin(NOW)
+    drain = Paced(100.0, 1.0)
+    drain.leave(TICKS_UNTIL_QUICK)
+    pace, now = drain.pace, NOW + 100.0
 
-    assert 100 == pace.take(0.0, NOW + 3600.0)
-    assert 0 == pace.take(0.0, NOW + 3600.0)
-    assert 0 == pace.take(0.0, NOW)  # a clock that goes back takes nothing back
-    assert 1 == pace.take(10.0, NOW + 3601.5)
+    assert 100 == pace.take(0.0, CALM, now + 3600.0)
+    assert 0 == pace.take(0.0, CALM, now + 3600.0)
+    assert 0 == pace.take(0.0, CALM, now)  # a clock that goes back takes nothing back
+    assert 1 == pace.take(10.0, CALM, now + 3601.5)
 
 
 def test_a_worker_of_many_may_have_less_than_one_a_second() -> None:
     """With 256 workers and slowest = 10 nobody would ever leave."""
-    pace = DrainPace(500.0 / 256, 10.0 / 256)
-    pace.begin(NOW)
-
-    assert 3 == sum(pace.take(10.0, NOW + tick / 10) for tick in range(1, 1001))
+    assert 3 == Paced(500.0 / 256, 10.0 / 256).leave(1000, 10.0)
 
 
 def test_drains_of_several_nodes_beside_a_bottleneck_settle() -> None:
-    """Nodes that are drained together would overload the one that is left: a loop with its level in it."""
+    """Nodes that are drained together would overload the one that is left: a loop with its delay and level in it."""
     paces = [DrainPace(500.0, 10.0) for _ in range(3)]
     for pace in paces:
         pace.begin(0.0)
-    level, waiting, let_in, highest = 0.0, 0.0, 0.0, 0.0
+    level, target, waiting, let_in, highest = 0.0, 0.0, 0.0, 0.0, 0.0
     capacity = 300.0  # clients a second
     for tick in range(1, 1201):
-        waiting += sum(pace.take(level, tick / 10) for pace in paces)
+        waiting += sum(pace.take(level, target, tick / 10) for pace in paces)
         done = min(waiting, capacity / 10)
         waiting, let_in = waiting - done, let_in + done
         target = waiting / capacity  # seconds that a CONNECT waits; target 1 s
         level = max(0.0, min(HIGHEST, level + 0.1 * max(-1.0, min(4.0, target - 1.0))))
-        highest = max(highest, waiting / capacity)
+        highest = max(highest, target)
 
-    assert highest < 10.0
+    assert highest < 1.0
     assert let_in > 0.8 * capacity * 120

@@ -228,6 +228,22 @@ def test_a_report_is_due_when_others_would_see_a_change_else_now_and_then() -> N
     assert [True, False] == fallen
 
 
+def test_a_worker_whose_clients_wait_says_so_before_its_level_rises() -> None:
+    """A node that is drained would go on pressing clients on it for a second, and would not see how it fares."""
+    here = Here()
+    here.signals.memory.measure(0.8 * SETTINGS.memory_percent / 100, 0.0)  # which may be so for months
+    here.signals.topology.measure(5.0, 0.0)  # and others are not behind because a node has joined
+    calm = [here.due(0.0), here.due(0.1)]
+    here.signals.lag.measure(0.9 * SETTINGS.lag, 0.2)
+    strained = [here.due(0.2), here.due(0.25), here.due(0.3), here.due(0.4)]
+    told = here.reports.own(here.level, here.signals, 0.4)
+    here.signals.lag.measure(0.4 * SETTINGS.lag, 0.5)
+    calm_again = [here.due(0.5), here.due(0.6)]
+
+    assert ([True, False], [True, False, True, True], [True, False]) == (calm, strained, calm_again)
+    assert (0.0, "", 0.9) == (told.level, told.cause, round(told.strain(), 3))
+
+
 @pytest.mark.parametrize(
     ("workers", "sent"),
     [
