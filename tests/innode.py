@@ -105,6 +105,9 @@ class LanesOf:
     def close(self, worker: WorkerId) -> None:
         self._lanes.close(self._here, worker)
 
+    def unreached(self, worker: WorkerId, now: float) -> float:
+        return 0.0
+
 
 class Node(Sequence[Broker]):
     def __init__(

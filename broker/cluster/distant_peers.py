@@ -34,6 +34,10 @@ class LaneOpener(Protocol):
         """
         ...
 
+    def unreached(self, worker: WorkerId, now: float) -> float:
+        """Seconds for which it is known that nothing reaches *worker*, to which lanes are open; 0.0: something may."""
+        ...
+
 
 class ListedWorker:
     """A worker of a node whose lease runs."""
@@ -106,6 +110,10 @@ class DistantPeers:
         listed.pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * listed.pause))
         self._due = min(self._due, listed.due)
         self._reactor.soon(listed.due)
+
+    def unreached(self, worker: WorkerId, now: float) -> float:
+        """Seconds for which it is known that nothing reaches *worker*, which is a peer; 0.0: something may."""
+        return 0.0 if self.lanes is None else self.lanes.unreached(worker, now)
 
     def unheard(self) -> list[WorkerId]:
         """Workers that are listed and no peers."""

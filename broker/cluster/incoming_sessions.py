@@ -307,10 +307,13 @@ class IncomingSessions:
                 self._conclude(incoming, incoming.failed or result)
 
     def waited_for(self) -> set[Peer]:
-        """The peers that are to give a session, to mark their messages for one, or to say whether they have one."""
+        """The peers that are asked for a session or are to give it, to mark their messages for one, or to say whether
+        they have one.
+        """
         found = {asked for asked, _ in self._questions.values()}
         for each in self._pending.values():
             found |= each.unmarked
+            found |= each.asked
             if each.source is not None:
                 found.add(each.source)
         return found

@@ -14,6 +14,8 @@
 # - A sender that hears nothing sends only the first bytes again, after FIRST_RETRY, then ever more seldom. The rest
 #   follows when these are confirmed. It does not do so while Redis has not answered a PUBLISH, as nothing is lost yet.
 #   PUBLISH that reached nobody is the same: the other end makes itself heard when it is subscribed.
+# - An end that nothing reaches has lost its connection to Redis: its process has died, or is cut off. One that is slow,
+#   or stands still, stays subscribed. So whoever waits for the other end can tell the two apart (`unreached_since`).
 #
 # Each end chooses an epoch when it opens the lanes, greater than all that it chose before. As in TCP, bytes are sent
 # only when each end knows that the other one knows its epoch (`paired`), and taken only with both epochs right. Before
@@ -25,6 +27,7 @@
 from typing import Final
 
 from broker.cluster.lane_message import CONTROL, DATA, PAIRED, RESEND, LaneMessage, Part
+from broker.store.redis.connection import LONGEST_PAUSE
 
 WINDOW: Final = 1024 * 1024  # bytes of a lane that are not confirmed; half of what a gate lets be on its way
 MESSAGE: Final = 256 * 1024  # bytes of a lane in one message
@@ -34,6 +37,7 @@ CONFIRM_AFTER: Final = 0.01  # seconds: as long as a worker waits to report what
 FIRST_RETRY: Final = 0.3  # seconds without progress
 LONGEST_RETRY: Final = 5.0
 RESEND_PAUSE: Final = 0.05  # seconds between two requests to resend the same that are obeyed, or the first two made
+SETTLING: Final = 2 * LONGEST_PAUSE  # seconds in which others connect again to a Redis that was away
 MOST_RETRIES: Final = 8  # that reached the other end, without progress: about 25 s
 NEVER: Final = float("inf")
 
@@ -141,12 +145,14 @@ class LanePair:
         self.gaps = 0
         self.failed = False  # the other end receives and makes no progress
         self.arrived: list[Part] = []  # of the message that was taken last
+        self.unreached_since = NEVER  # since then nobody is subscribed at the other end; later than now: nobody knows
         self.epoch: Final = epoch
         self._me: Final = me
         self._known = 0  # the epoch of the other end
         self._due = True  # a message is to be sent, whether or not there are bytes
         self._asks = False  # it asks to resend
         self._held = False  # the last message reached nobody
+        self._settled_at = 0.0  # who is subscribed then has connected again after what ended the connection here
         self._unanswered_lost = False  # the connection has ended before Redis answered
         self._unconfirmed = 0  # bytes received since the last message
         self._confirm_at = NEVER
@@ -183,6 +189,10 @@ class LanePair:
     def published(self, receivers: int, now: float) -> None:
         """Redis has published the oldest message without an answer, to so many *receivers*; less than 0: it has not."""
         self.unanswered -= 1
+        if receivers > 0:
+            self.unreached_since = NEVER
+        elif receivers == 0 and self.unreached_since == NEVER:
+            self.unreached_since = max(now, self._settled_at)
         if receivers <= 0 and not self._held:
             self._held = True
             self.data.go_back(True)
@@ -194,6 +204,7 @@ class LanePair:
         if self.unanswered:
             self.unanswered = 0
             self._unanswered_lost = True
+        self.unreached_since = NEVER
 
     def connected(self, now: float) -> None:
         """Messages can be published and received again, or for the first time; some may have been missed."""
@@ -204,6 +215,7 @@ class LanePair:
         self._due = True
         self._asks = self.paired
         self._held = False
+        self._settled_at = now + SETTLING
         self._retry = FIRST_RETRY
         self._retry_at = NEVER
         self._set_retry(now)
@@ -251,6 +263,7 @@ class LanePair:
                 return BEGUN_ANEW
             self._known = message.epoch
             self._due = True
+        self.unreached_since = NEVER
         if message.known != self.epoch:
             if self.paired:
                 return IGNORED

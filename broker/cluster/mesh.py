@@ -14,7 +14,8 @@
 #   holds for its cold sessions, of which peers know hashes only (routing/remote_interest.py).
 # - A distant peer that has died with its node is a peer until the lease of the node ends. Takeovers and what else
 #   waits for a peer would stand still for so long. So the lanes to a distant peer that is silent for SILENCE while
-#   something waits for it are begun anew, and it is no peer before it is heard again.
+#   something waits for it, or has no connection to Redis for UNREACHED, are begun anew, and it is no peer before it is
+#   heard again (silent_peers.py).
 # - What a distant peer sends is read by this build, and perhaps written by another one: if it cannot be read, the lanes
 #   to that peer are begun anew, and this worker goes on.
 # - If all workers of a node start at once, nobody remembers anything. So with stored sessions a worker also waits for
@@ -121,7 +122,7 @@ class Mesh(LaneListener):
         self.departure = Departure(peers, reactor)
         self._full_sync = FullSync(peers, routes, retained, stamps, adopted, self._told_all_to)
         self._shared_members = SharedMembers(routes, announcements)
-        self._silent_peers = SilentPeers(announcements, barriers, takeovers, clock())
+        self._silent_peers = SilentPeers(self._distant, announcements, barriers, takeovers, clock())
         self._lanes: dict[Peer, DataLane] = {}
         # There may be a thousand peers: a tick looks at those with something to do.
         self._due_lanes: dict[Peer, None] = {}

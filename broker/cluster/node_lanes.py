@@ -142,6 +142,11 @@ class NodeLanes:
             ends.control.finish()
             self._reactor.wake()
 
+    def unreached(self, worker: WorkerId, now: float) -> float:
+        """Seconds for which *worker*, to which lanes are open, has had no connection to Redis; 0.0: it has one."""
+        ends = self._ends.get(worker.incarnation)
+        return 0.0 if ends is None else max(0.0, now - ends.pair.unreached_since)
+
     def tick(self, now: float) -> float:
         """Do what is due; return the time (s) of the next thing that will be."""
         due = min(self._publish.tick(now), self._subscription.tick(now))

@@ -1,20 +1,35 @@
 # Silent peers: workers of other nodes that something waits for and that say nothing, see mesh.py.
 #
 # Who waits says for whom. Peers that nobody waits for are not looked at, as there may be a thousand of them.
+#
+# A peer whose process has died has no connection to Redis any more, which Redis says at once. A peer that is slow has
+# one: it is waited for longer, as lanes that are begun anew cost all who use them. So clients of a node whose processes
+# have died, and those that go to another worker then, wait for UNREACHED. After the death of a whole machine, whose
+# connections Redis still has, they wait for SILENCE.
 from typing import Final
 
 from broker.cluster.announcements import Announcements
 from broker.cluster.barriers import Barriers
+from broker.cluster.distant_peers import DistantPeers
 from broker.cluster.peer import Peer
 from broker.cluster.takeovers import Takeovers
 
 INTERVAL: Final = 0.1  # seconds between two looks
+UNREACHED: Final = 0.25  # seconds, in which a worker whose connection to Redis was cut makes two attempts
 SILENCE: Final = 1.0  # seconds, after which a supervisor ends a worker that hangs, too
 LONG_TURN: Final = 0.25  # seconds by which a look is late: this worker stood still, and has not read what came
 
 
 class SilentPeers:
-    def __init__(self, announcements: Announcements, barriers: Barriers, takeovers: Takeovers, now: float) -> None:
+    def __init__(
+        self,
+        distant: DistantPeers,
+        announcements: Announcements,
+        barriers: Barriers,
+        takeovers: Takeovers,
+        now: float,
+    ) -> None:
+        self._distant = distant
         self._announcements = announcements
         self._barriers = barriers
         self._takeovers = takeovers
@@ -22,8 +37,8 @@ class SilentPeers:
         self._waited_for: set[Peer] = set()
 
     def look(self, now: float) -> list[Peer]:
-        """The distant peers that were silent for SILENCE while something waited for them. Others are asked for a sign
-        of life. Time in which this worker stood still does not count.
+        """The distant peers that were silent for SILENCE while something waited for them, or unreached for UNREACHED.
+        Others are asked for a sign of life. Time in which this worker stood still does not count.
         """
         late = now - self._looked_at - INTERVAL
         self._looked_at = now
@@ -37,7 +52,8 @@ class SilentPeers:
                 continue
             if not peer.waited_since or late > LONG_TURN:
                 peer.waited_since = now
-            if now - max(peer.heard_at, peer.waited_since) >= SILENCE:
+            unreached = 0.0 if late > LONG_TURN else self._distant.unreached(peer.worker, now)
+            if unreached >= UNREACHED or now - max(peer.heard_at, peer.waited_since) >= SILENCE:
                 silent.append(peer)
             elif now - peer.heard_at >= INTERVAL:
                 self._announcements.probe(peer)

@@ -23,7 +23,9 @@ from broker.cluster.lane_pair import (
     LONGEST_RETRY,
     MESSAGE,
     MOST_RETRIES,
+    NEVER,
     RESEND_PAUSE,
+    SETTLING,
     TAKEN,
     WINDOW,
     LanePair,
@@ -329,6 +331,24 @@ def test_what_reached_nobody_is_tried_again_later() -> None:
     one.tick(FIRST_RETRY)
     first = decode(one.next_message(FIRST_RETRY) or b"")
     assert [(0, b"xy")] == [(part.offset, part.data) for part in first.parts]
+
+
+def test_an_end_that_nothing_reaches_is_known_until_it_is_heard() -> None:
+    """A session would move for as long as a worker that is slow may take, or such a worker be taken for a dead one."""
+    one, two = paired()
+    for receivers, since in ((-1, NEVER), (1, NEVER), (0, 5.0), (-1, 5.0), (0, 5.0), (1, NEVER), (0, 5.0)):
+        one.published(receivers, 5.0)
+        assert since == one.unreached_since
+    two.data.write(b"x")
+    assert [b"x"] == pass_on(two, one, 6.0)
+    assert NEVER == one.unreached_since
+
+    one.published(0, 6.0)
+    one.disconnected()
+    assert NEVER == one.unreached_since
+    one.connected(7.0)  # it may be the first one that is back
+    one.published(0, 7.0)
+    assert 7.0 + SETTLING == one.unreached_since
 
 
 def test_a_connection_that_is_new_makes_itself_heard() -> None:

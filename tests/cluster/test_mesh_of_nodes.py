@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from broker.cluster.lane_pair import SETTLING
 from broker.config.schema import Config, Redis
-from broker.mqtt.packets import V5, Publish, Subscribe, Wanted
+from broker.mqtt.packets import V5, ConnAck, Connect, Packet, Publish, Subscribe, Wanted
+from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from tests.innode import Node
 from tests.inprocess import Client
 from tests.redis_servers import RunningRedis
@@ -100,6 +102,33 @@ def test_what_cannot_be_read_has_both_ends_begin_anew(node: Node) -> None:
     until(node, lambda: one.counters.lanes_malformed > 0)
     until(node, lambda: joined(node) and two.mesh.peers != [peer])
     say(node, clients, b"1", b"2", b"3")
+
+
+def test_a_node_that_has_died_keeps_no_session_from_moving(nodes: Callable[..., Node], redis: RunningRedis) -> None:
+    """Until it counts as silent, no client that goes to another worker would get its session."""
+    node = nodes(4, Config(redis=Redis(url="redis://localhost")), redis, durable=True)
+    until(node, lambda: all(len(broker.mesh.peers) == 3 and broker.mesh.complete() for broker in node))
+    a0, b0, a1, b1 = node
+    client = a0.connect("me", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 100})
+    until(node, lambda: a0.session("me") is not None)
+    client.drop()
+    node.clock.now += SETTLING
+    node.settle()
+    for dead in (b1, b0):
+        node.kill(dead, heard=False)
+    began = node.clock.now
+    again = a1.open(V5)
+    again.send(Connect(V5, "me", False, properties={SESSION_EXPIRY_INTERVAL: 100}))
+    answers: list[Packet] = []
+
+    def answered() -> bool:
+        answers.extend(again.receive())
+        return bool(answers)
+
+    until(node, answered)
+
+    assert [True] == [packet.session_present for packet in answers if isinstance(packet, ConnAck)]
+    assert node.clock.now - began < 0.5
 
 
 def test_connections_to_redis_that_are_lost_cost_nothing(node: Node, redis: RunningRedis) -> None:

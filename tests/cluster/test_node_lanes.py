@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from broker.cluster.lane_message import FORMAT, PAIRED, LaneMessage, Part
-from broker.cluster.lane_pair import WINDOW
+from broker.cluster.lane_pair import SETTLING, WINDOW
 from broker.cluster.node_lanes import MOST_WAITING, NodeLanes
 from broker.cluster.seal import LANE, Seal
 from broker.metrics.counters import Counters
@@ -217,6 +217,20 @@ def test_nothing_is_lost_when_connections_are_cut(two: Two, server: RunningRedis
     assert other == [two.one.data, two.one.control]
     assert 0 < two.one.counters.lane_bytes_resent + two.two.counters.lane_bytes_resent
     assert [] == two.one.restarts == two.two.restarts
+
+
+def test_a_worker_that_has_died_is_known_to_be_unreached(two: Two) -> None:
+    """Only the end of its lease would say so."""
+    two.join()
+    two.one.write(b"x")
+    two.until(lambda: two.two.data == b"x" and two.settled())
+    now = time.monotonic()
+    assert 0.0 == two.one.lanes.unreached(two.two.worker, now + SETTLING + 9)
+    two.two.lanes.stop(now)
+    two.one.write(b"y")
+    two.until(lambda: two.one.lanes.unreached(two.two.worker, time.monotonic() + SETTLING + 1) > 0)
+
+    assert 0.0 == two.one.lanes.unreached(two.two.worker, now)
 
 
 def test_lanes_wait_while_redis_is_away(two: Two, server: RunningRedis) -> None:
