@@ -1,6 +1,7 @@
 # The command `weir`: reads options, calls the modules that do the work, and prints.
 #
 # A command imports what it needs inside its function, so that `weir --version` and `weir --help` start quickly.
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -39,23 +40,6 @@ app.add_typer(applications.app, name="applications")
 app.add_typer(retained.app, name="retained")
 app.add_typer(limit.app, name="limit")
 app.add_typer(ban.app, name="ban")
-app.command()(backup)
-app.command()(restore)
-app.command()(nodes.stop)
-app.command()(nodes.restart)
-app.command()(nodes.reload)
-app.command()(nodes.status)
-app.command("nodes")(nodes.list_nodes)
-app.command()(nodes.logs)
-app.command()(placement.drain)
-app.command()(placement.undrain)
-app.command()(placement.rebalance)
-app.command()(why)
-app.command()(overload)
-app.command()(top)
-app.command()(simulate)
-app.command()(dashboard)
-app.command()(demo)
 
 
 def _print_version(wanted: bool) -> None:
@@ -78,7 +62,6 @@ def weir(
     """Weir, an MQTT broker that stays up under overload and can explain why it slowed a client down."""
 
 
-@app.command()
 def start(
     config: ConfigFile = None,
     name: Annotated[
@@ -142,7 +125,6 @@ def start(
     )
 
 
-@app.command()
 def passwd(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Password file (setting access.password_file).")],
     user: Annotated[str, typer.Argument(metavar="USER", help="User name.")],
@@ -255,5 +237,39 @@ def show(
         typer.echo(f"{f'{one.key} = {one.text}':<{width}}  # {one.source}")
 
 
-for _command in (pub, sub, bench):
-    app.command()(_command)
+# In the order in which `weir --help` lists them.
+app.command()(start)
+app.command()(nodes.stop)
+app.command()(nodes.restart)
+app.command()(nodes.reload)
+app.command()(nodes.status)
+app.command("nodes")(nodes.list_nodes)
+app.command()(nodes.logs)
+app.command()(overload)
+app.command()(why)
+app.command()(top)
+app.command()(dashboard)
+app.command()(placement.drain)
+app.command()(placement.undrain)
+app.command()(placement.rebalance)
+app.command()(backup)
+app.command()(restore)
+app.command()(passwd)
+app.command()(pub)
+app.command()(sub)
+app.command()(bench)
+app.command()(simulate)
+app.command()(demo)
+
+
+def _flow_help(of: typer.Typer) -> None:
+    """Make one line of each paragraph of a docstring: typer keeps the line ends of all but the first one."""
+    for command in of.registered_commands:
+        paragraphs = (inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = command.help or "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+    for group in of.registered_groups:
+        if group.typer_instance is not None:
+            _flow_help(group.typer_instance)
+
+
+_flow_help(app)

@@ -93,6 +93,7 @@ def table_of(*columns: str, right: tuple[str, ...] = ()) -> "Table":
 def print_facts(screen: "Console", facts: Iterable[tuple[str, str]]) -> None:
     """Print each label with its value, which may have markup, on a line."""
     table = table_of("", "")
+    table.show_header = False
     for label, value in facts:
         table.add_row(label, value)
     screen.print(table)

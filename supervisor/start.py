@@ -105,11 +105,11 @@ def _prepare(
         held.callback(folder.release)
         listeners = _open_listeners(config)
         held.callback(_close_all, listeners)
-        admin = listen(config.admin, config.delivery) if config.admin.enabled else []
+        admin = _open_admin(config)
         held.callback(_close, admin)
         control = bind_control(folder)
         held.callback(control.close)
-    except (FolderError, ListenError) as error:
+    except FolderError as error:
         raise StartError(str(error)) from None
     log_file = LogFile()
     if detached:
@@ -183,7 +183,7 @@ def _release(lease: NodeLease) -> None:
 
 
 def _open_listeners(config: Config) -> list[list[Listener]]:
-    """The listening sockets of each shard. ListenError: all are closed again."""
+    """The listening sockets of each shard. StartError: all are closed again."""
     shards = worker_count(config)
     listeners: list[list[Listener]] = [[] for _ in range(shards)]
     try:
@@ -192,10 +192,18 @@ def _open_listeners(config: Config) -> list[list[Listener]]:
             if settings.enabled:
                 for mine, opened in zip(listeners, listen_for_shards(settings, config.delivery, shards), strict=True):
                     mine += [(one.name, listener) for listener in opened]
-    except ListenError:
+    except ListenError as error:
         _close_all(listeners)
-        raise
+        option = ", --port" if one.name == "tcp" and error.setting == "port" else ""
+        raise StartError(f"{error} (listeners.{one.name}.{error.setting}{option})") from None
     return listeners
+
+
+def _open_admin(config: Config) -> list[socket.socket]:
+    try:
+        return listen(config.admin, config.delivery) if config.admin.enabled else []
+    except ListenError as error:
+        raise StartError(f"{error} (admin.{error.setting})") from None
 
 
 def _close_all(listeners: list[list[Listener]]) -> None:

@@ -1,6 +1,7 @@
 # Listening sockets. They are bound before anything else starts, so that a port in use ends the start with one sentence.
 #
 # Accepted sockets inherit the options of their listener (Linux), so no call sets them for each connection.
+import errno
 import socket
 from typing import Any, Final
 
@@ -15,6 +16,11 @@ SECOND: Final = 1000  # milliseconds
 
 class ListenError(Exception):
     """An address cannot be listened on. The text says which address, and why."""
+
+    def __init__(self, text: str, setting: str) -> None:
+        """*setting*: what of the listener has to be changed, "host" or "port"."""
+        super().__init__(text)
+        self.setting = setting
 
 
 def listen(settings: Listener, delivery: Delivery) -> list[socket.socket]:
@@ -68,7 +74,7 @@ def _bind(host: str, port: int, receive_buffer: int, delivery: Delivery) -> sock
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise ListenError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+        raise _refused(host, port, error) from None
     return listener
 
 
@@ -81,7 +87,7 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
-        raise ListenError(f"cannot listen on {host}: {error.strerror}") from None
+        raise ListenError(f"cannot listen on {host}: {error.strerror}", "host") from None
     return found[0], found[4]
 
 
@@ -100,5 +106,10 @@ def _probe(host: str, port: int) -> int:
             free: int = probe.getsockname()[1]
             return free
         except OSError as error:
-            why = error.strerror or str(error)
-            raise ListenError(f"cannot listen on {host} port {port}: {why}") from None
+            raise _refused(host, port, error) from None
+
+
+def _refused(host: str, port: int, error: OSError) -> ListenError:
+    why = error.strerror or str(error)
+    setting = "host" if error.errno == errno.EADDRNOTAVAIL else "port"
+    return ListenError(f"cannot listen on {host} port {port}: {why}", setting)

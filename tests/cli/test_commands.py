@@ -2,12 +2,16 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
 from broker.config.sources import KINDS
 from broker.version import VERSION, form
+from cli.main import app
 from tests.cli.running import weir
 
 
@@ -52,6 +56,20 @@ def test_help_names_what_there_is(arguments: list[str], words: list[str]) -> Non
 
     assert 0 == done.returncode
     assert [] == [word for word in words if word not in done.stdout]
+
+
+def test_help_lists_start_first_and_breaks_lines_at_the_width_of_the_terminal() -> None:
+    """A newcomer would look for the first command among thirty, and read paragraphs with half lines."""
+    commands: dict[str, Any] = vars(typer.main.get_command(app))["commands"]
+
+    assert "start" == next(iter(commands))
+    assert [] == [text for command in commands.values() for text in _paragraphs(command) if "\n" in text]
+
+
+def _paragraphs(command: Any) -> Iterator[str]:
+    yield from (command.help or "").split("\n\n")
+    for each in getattr(command, "commands", {}).values():
+        yield from _paragraphs(each)
 
 
 def test_config_check_accepts_what_a_broker_would_start_with(tmp_path: Path) -> None:

@@ -220,6 +220,7 @@ def test_a_detached_start_fails_as_the_other_one_does(detached: Path, running: B
 
     assert (2, "", 1) == (done.returncode, done.stdout, len(done.stderr.splitlines()))
     assert f"cannot listen on {HOST} port {running.port}" in done.stderr
+    assert done.stderr.endswith("Address already in use (listeners.tcp.port, --port)\n")
     assert 1 == weir("status", "--folder", str(detached)).returncode
 
 

@@ -4,7 +4,7 @@ import io
 import pytest
 from rich.console import Console
 
-from cli.printing import UNBOUNDED, console, list_of, shortened
+from cli.printing import UNBOUNDED, console, list_of, print_facts, shortened
 
 COLUMNS = ("client", "user", "state", "waiting")
 NAMES = ["device-" + "0" * 300 + "-a", "device-" + "0" * 300 + "-b", "[bold]short[/bold]"]
@@ -53,3 +53,12 @@ def test_a_file_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_name_is_cut_in_its_middle(text: str, width: int, cut: str) -> None:
     """What is cut would be longer than its column, or lose the end that tells it from others."""
     assert cut == shortened(text, width)
+
+
+def test_facts_have_no_empty_head() -> None:
+    """Each of them would begin with an empty line and a rule."""
+    screen = Console(file=io.StringIO(), width=80)
+    print_facts(screen, [("client", "a"), ("state", "connected")])
+
+    assert isinstance(screen.file, io.StringIO)
+    assert ["client  a", "state   connected"] == [line.rstrip() for line in screen.file.getvalue().splitlines()]

@@ -34,8 +34,11 @@ def test_a_port_in_use_is_refused_by_name_and_nothing_stays_open(shared: bool) -
         other.bind((HOST, 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(ListenError, match=f"cannot listen on {HOST} port {port}: Address already in use"):
+        with pytest.raises(
+            ListenError, match=f"cannot listen on {HOST} port {port}: Address already in use"
+        ) as refused:
             listen(Tcp(host=("127.0.0.2", HOST), port=port), Delivery())
+        assert "port" == refused.value.setting
 
         with socket.socket() as free:
             free.bind(("127.0.0.2", port))  # the first address was given back
@@ -44,8 +47,9 @@ def test_a_port_in_use_is_refused_by_name_and_nothing_stays_open(shared: bool) -
 @pytest.mark.parametrize("host", ["no such host", "192.0.2.1"])
 def test_an_address_of_another_machine_is_refused_by_name(host: str) -> None:
     """The user would not learn which address is wrong."""
-    with pytest.raises(ListenError, match=f"cannot listen on {host}"):
+    with pytest.raises(ListenError, match=f"cannot listen on {host}") as refused:
         listen(Tcp(host=(host,), port=0), Delivery())
+    assert "host" == refused.value.setting
 
 
 def test_each_shard_has_a_socket_of_its_own_and_the_kernel_spreads_clients() -> None:
