@@ -191,10 +191,13 @@ def drain_lines(drain: dict[str, Any] | None) -> list[str]:
     """How far a node is with sending its clients away; None: it takes clients."""
     if drain is None:
         return []
+    from broker.overload.level import HIGHEST
+
     left = f"{counted(drain['clients'], 'client')} and {counted(drain['sessions'], 'session')} left"
     if drain["level"] is None:
         return [f"drained     {left}; they stay, as no other node takes clients"]
-    pace = f"at most {drain['clients_per_second']:g} a second, as the others are at level {drain['level']:.1f}"
+    others = f"are at level {drain['level']:.1f}" if drain["level"] < HIGHEST else "are at the highest level, or silent"
+    pace = f"at most {drain['clients_per_second']:g} a second, as the others {others}"
     return [f"drained     {left}, {pace}"]
 
 

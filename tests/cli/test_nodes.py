@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from broker.mqtt.packets import V5, Disconnect, Will
-from cli.nodes import backbone_lines, duration, log_lines, short
+from cli.nodes import backbone_lines, drain_lines, duration, log_lines, short
 from supervisor.folder import base_folder
 from tests.cli.running import weir
 from tests.system.processes import HOST, PATIENCE, BrokerProcess, free_port
@@ -302,3 +302,11 @@ def test_large_numbers_are_short(number: int, text: str) -> None:
 def test_durations_have_their_two_largest_units(seconds: float, text: str) -> None:
     """An uptime would have to be divided in the head."""
     assert text == duration(seconds)
+
+
+def test_the_pace_of_a_drain_does_not_tell_a_level_that_nobody_has() -> None:
+    """Somebody would look for an overload, where the other nodes do not answer."""
+    told = {"clients": 1, "sessions": 0, "clients_per_second": 10.0}
+
+    assert drain_lines({**told, "level": 2.5})[0].endswith("at most 10 a second, as the others are at level 2.5")
+    assert drain_lines({**told, "level": 10.0})[0].endswith("as the others are at the highest level, or silent")
