@@ -14,7 +14,8 @@ from redis import RedisError
 
 from broker.auth.files import AccessFileError, AccessFiles
 from broker.cluster.lane_format import LANE_FORMAT
-from broker.config.schema import Config, exposed
+from broker.config.contradictions import exposed
+from broker.config.schema import Config
 from broker.control.machine import raise_descriptor_limit
 from broker.insight.logs import configure
 from broker.net.listeners import ListenError, listen, listen_for_shards

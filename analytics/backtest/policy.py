@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from broker.config.schema import Config, ConfigError, Overload, contradictions
+from broker.config.contradictions import contradictions
+from broker.config.schema import Config, ConfigError, Overload
 from broker.config.sources import KINDS, from_file, restored
 
 GROUP: Final = "overload."

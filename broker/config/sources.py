@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker.config.applications import ApplicationRule
+from broker.config.contradictions import contradictions
 from broker.config.overrides import ClientOverride
-from broker.config.schema import Config, ConfigError, contradictions
+from broker.config.schema import Config, ConfigError
 from broker.config.values import ClientOptions, Kind
 
 DEFAULT_FILE: Final = Path("/etc/weir/weir.toml")

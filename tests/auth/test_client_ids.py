@@ -3,7 +3,8 @@ import pytest
 
 from broker.auth.client_ids import ClientIds
 from broker.config.client_ids import ClientIdRule
-from broker.config.schema import Access, Config, contradictions
+from broker.config.contradictions import contradictions
+from broker.config.schema import Access, Config
 
 RULES = [
     ("%u", "bob", ["bob"], ["bo", "bob1", "alice", ""]),
