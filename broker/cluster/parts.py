@@ -171,6 +171,7 @@ class ClusterLinks:
             replication=replication,
             era=bytes.fromhex(redis.era),
             read_up_to=base.reactor.read_up_to,
+            flushing=base.reactor.flushing,
         )
         ttl, soon = base.config.limits.queue_ttl, base.reactor.soon
         self.durable_store = DurableStore(commands, commit, keys, worker, base.workers, budget, base.wall, ttl, soon)

@@ -390,7 +390,7 @@ class Store:
     durability: str = choice(MEMORY, MEMORY, PROCESS, POWER, REPLICATED)
     replicas: int = number(1, least=1, most=100)  # with "replicated": all that may become the primary, to lose nothing
     # How long storing a message for a connected client may wait for its acknowledgement, which makes it needless. A
-    # worker that is behind with reading waits longer, for 50 ms more at most.
+    # worker that is busy, or behind with reading, waits longer, for 50 ms more at most.
     hold: float = duration(0.002, most=1.0)
     # Messages that the node's clients may have stored, one for each receiver; 0 = no limit, as gates follow the store.
     messages_per_second: int = number(0)

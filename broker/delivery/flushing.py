@@ -67,6 +67,14 @@ class Flushing:
         self._share = 0.0
         self._answered = 0.0  # when a connection was last sent to before the end of its hold
 
+    def share(self) -> float:
+        """The share of the time that the worker works, lately."""
+        return self._share
+
+    def hold(self) -> float:
+        """Seconds that a connection may be held now, with ADAPTIVE."""
+        return self._hold
+
     def holds(self, outbox: Outbox, now: float) -> bool:
         """Whether *outbox*, which was written to and is not pressing, is sent later; false: send it now."""
         if outbox.strategy != ADAPTIVE:

@@ -32,6 +32,7 @@ from typing import Final, cast
 
 from hiredis import ReplyError
 
+from broker.delivery.flushing import Flushing
 from broker.metrics.counters import Counters
 from broker.reasons import StoreFailure
 from broker.store.durable.commit_delays import Gathering, Holds
@@ -80,13 +81,14 @@ class GroupCommit:
         replication: Replication | None = None,
         era: bytes = b"",
         read_up_to: Callable[[], float] | None = None,
+        flushing: Flushing | None = None,
     ) -> None:
         """*commands*: a connection that no other part writes to, and that `redis_ready()` follows. *fence*,
         *commit_number*: keys.
 
         *wall*: Unix time in seconds. *hold*: seconds that the writes of `later()` may wait. *gate* is told of what is
         written. *replication*: says when replicas have it; None: nobody waits for replicas. *era*: of what is stored,
-        which its writers may note (tokens.py). *read_up_to*: see `Reactor.read_up_to()`; None: reading is never behind.
+        which its writers may note (tokens.py). *read_up_to*, *flushing*: see `Holds`.
         """
         self.now = 0.0  # at the last tick
         self._commands = commands
@@ -95,7 +97,7 @@ class GroupCommit:
         self.era: Final = era
         self._fence_key = fence
         self._number_key = commit_number
-        self.holds: Final = Holds(hold, read_up_to)
+        self.holds: Final = Holds(hold, read_up_to, flushing)
         self.gate: Final = gate
         self.bodies: Final = bodies
         self._wall = wall
@@ -156,6 +158,15 @@ class GroupCommit:
             self.holds.add(writer, now)
         elif self.full:
             self._removers[writer] = None
+
+    def remove_later(self, writer: Writer, stored_at: float, now: float) -> None:
+        """As `later()`: *writer* has something to remove that was stored at *stored_at* for want of an acknowledgement.
+
+        0.0: it was stored for another reason.
+        """
+        if stored_at:
+            self.holds.removed(now - stored_at)
+        self.later(writer, now)
 
     def forget(self, writer: Writer) -> None:
         """*writer* has nothing to write any more. While Redis is full, sessions that come and go would pile up."""

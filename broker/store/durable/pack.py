@@ -149,6 +149,7 @@ class StoredPack:
         self.ends = ends
         self.groups = groups
         self.removed = False
+        self.unanswered_at = 0.0  # when it was written, if its client had been sent the first of its messages by then
         self.completed: list[int] = []  # positions of messages with PUBCOMP, whose marks go with the pack
 
 

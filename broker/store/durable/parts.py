@@ -55,8 +55,8 @@ class QueueParts(QueuePlaces):
         """Have what is to be written written with the next transaction."""
         raise NotImplementedError
 
-    def _write_later(self, now: float) -> None:
-        """Have what is to be written written within `store.hold`."""
+    def _remove_later(self, pack: StoredPack, now: float) -> None:
+        """Have *pack* removed, with what else is to be written, within `store.hold`."""
         raise NotImplementedError
 
     def _read_page(self) -> None:
@@ -324,7 +324,7 @@ class QueueParts(QueuePlaces):
         """Have the packs at the head of the list removed whose messages are all done."""
         while (pack := self.stored.take_done()) is not None:
             self._marks.completed += pack.completed
-            self._write_later(now)
+            self._remove_later(pack, now)
 
     def _marked(self, now: float) -> None:
         """The marks are stored that were asked for."""
@@ -532,7 +532,9 @@ class QueueParts(QueuePlaces):
         groups = bodies.refers(messages) if refers else None
         if messages[0].position <= self._ready_to:
             first, last, ends = messages[0].position, messages[-1].position, earliest - now + wall
-            listed.add_read(StoredPack(first, last, len(messages), ends, groups), messages)
+            stored_pack = StoredPack(first, last, len(messages), ends, groups)
+            stored_pack.unanswered_at = now if first <= self._sent_to else 0.0
+            listed.add_read(stored_pack, messages)
         else:
             listed.unread += 1
             listed.coming_unread += 1

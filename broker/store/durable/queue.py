@@ -29,7 +29,7 @@ from broker.session.queue import INFLIGHT, QUEUED, Holder, MessageBudget
 from broker.store.durable.dropped_queues import dropping, name_of
 from broker.store.durable.group_commit import WIDE, GroupCommit
 from broker.store.durable.marks import PubrecMarks
-from broker.store.durable.pack import DamagedPack, Pack, decode_pack, packet_id_of
+from broker.store.durable.pack import DamagedPack, Pack, StoredPack, decode_pack, packet_id_of
 from broker.store.durable.parts import QueueParts
 from broker.store.durable.places import NONE_READY, READY
 from broker.store.durable.queue_state import QueueState
@@ -94,8 +94,8 @@ class DurableQueue(QueueParts, Writer):
     def _write_soon(self) -> None:
         self._commit.soon(self)
 
-    def _write_later(self, now: float) -> None:
-        self._commit.later(self, now)
+    def _remove_later(self, pack: StoredPack, now: float) -> None:
+        self._commit.remove_later(self, pack.unanswered_at, now)
 
     def _read_page(self) -> None:
         self._reader.read(self)

@@ -1,7 +1,10 @@
 # When a transaction waits although it could be sent, and for how long.
 import pytest
 
-from broker.store.durable.commit_delays import BEHIND, GATHERED, LONGEST_HOLD, NEVER, Gathering, Holds
+from broker.delivery.flushing import CALM, Flushing
+from broker.delivery.outbox import Outbox
+from broker.delivery.ring import Ring
+from broker.store.durable.commit_delays import BEHIND, BUSY, GATHERED, LONGEST_HOLD, NEVER, Gathering, Holds
 from broker.store.durable.writer import Mark, Writer
 
 HOLD = 0.002
@@ -57,9 +60,65 @@ def test_a_hold_lasts_longer_while_reading_is_behind(behind: float) -> None:
     assert [late] == holds.take_due(now)
 
 
+def worked(share: float, longest: float = 0.0) -> Flushing:
+    """That of a worker that worked for *share* of the time lately, and holds outboxes for *longest* seconds at most."""
+    dirty: Ring[Outbox] = Ring()
+    flushing = Flushing(dirty, longest=longest, buffered=0.0, most=10)
+    flushing.worked(share, 1.0)
+    return flushing
+
+
+def duration(holds: Holds, now: float) -> float:
+    """Seconds of a hold that begins now."""
+    held(holds, now)
+    assert [] == holds.take_due(now)
+    return holds.due() - now
+
+
+def test_a_hold_lasts_longer_by_the_time_that_outboxes_are_held() -> None:
+    """A message would be stored that was not sent yet, so that no client could acknowledge it."""
+    assert HOLD == pytest.approx(duration(Holds(HOLD, None, worked(CALM, 0.005)), 10.0))
+    assert HOLD + 0.005 == pytest.approx(duration(Holds(HOLD, None, worked(1.0, 0.005)), 10.0))
+
+
+def test_a_busy_worker_waits_for_clients_that_answer_a_little_later() -> None:
+    """It would store and remove each of their messages, and has no time for that."""
+    holds = Holds(HOLD, None, worked(BUSY))
+    for _ in range(10):
+        holds.removed(0.008)
+    longer = duration(holds, 10.0)
+
+    assert HOLD + 0.004 < longer < HOLD + 0.008
+    for _ in range(1000):
+        holds.removed(0.008)
+    holds.take_due(20.0)
+    assert HOLD + LONGEST_HOLD == pytest.approx(duration(holds, 20.0))
+
+
+def test_a_worker_with_time_stores_what_distant_clients_answer_late() -> None:
+    """Their publishers would wait for a round trip of the subscriber."""
+    holds = Holds(HOLD, None, worked(BUSY * 0.99))
+    for _ in range(1000):
+        holds.removed(0.03)
+
+    assert HOLD == pytest.approx(duration(holds, 10.0))
+
+
+def test_clients_that_answer_much_later_make_holds_short_again() -> None:
+    """A busy worker would hold messages, and answer their publishers later, although it saves nothing by it."""
+    holds = Holds(HOLD, None, worked(1.0))
+    for _ in range(1000):
+        holds.removed(0.03)
+    for _ in range(1000):
+        holds.removed(LONGEST_HOLD)
+
+    assert HOLD == pytest.approx(duration(holds, 10.0))
+
+
 def test_who_is_to_be_asked_at_once_is_whoever_is_behind() -> None:
     """Without `store.hold`, a worker that is behind would hold messages all the same."""
-    holds = Holds(0.0, lambda: 0.0)
+    holds = Holds(0.0, lambda: 0.0, worked(1.0, 0.005))
+    holds.removed(0.03)
     late = held(holds, 10.0)
 
     assert [late] == holds.take_due(10.0)

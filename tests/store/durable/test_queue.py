@@ -5,7 +5,7 @@ from broker.mqtt.packets import Ack, Publish
 from broker.reasons import DropReason
 from broker.session.message import Message
 from broker.session.queue import INFLIGHT
-from broker.store.durable.commit_delays import LONGEST_HOLD
+from broker.store.durable.commit_delays import LONGEST_HOLD, SMOOTHING
 from broker.store.durable.group_commit import PATIENCE, PAUSE
 from broker.store.durable.pack import PACK, PACKET_IDS, PLAIN, DamagedPack, decode_pack
 from broker.store.durable.parts import MOST_READY
@@ -132,6 +132,33 @@ def test_a_hold_ends_however_far_the_worker_is_behind(worker: DurableWorker) -> 
 
     assert answered(published)
     assert [b"x"] == stored(worker)
+
+
+def test_a_message_that_is_acknowledged_after_its_hold_tells_how_long_that_took(worker: DurableWorker) -> None:
+    """A busy worker would go on to store and remove what such clients get; see `Holds`."""
+    worker.connect()
+    worker.offer(b"x")
+    worker.tick()
+    worker.tick(HOLD)
+    worker.turn(0.004)
+    assert [b"x"] == stored(worker)
+    assert 0.0 == worker.store.commit.holds.answers
+    assert worker.session.puback(1, worker.now)
+
+    assert SMOOTHING * 0.004 == pytest.approx(worker.store.commit.holds.answers)
+
+
+def test_what_was_stored_while_its_client_was_away_tells_nothing_of_acknowledgements(worker: DurableWorker) -> None:
+    """A client that comes back after a second would make holds longer, or shorter."""
+    worker.offer(b"x")
+    worker.settle()
+    worker.connect()
+    worker.until(lambda: worker.session.inflight() == 1)
+    assert worker.session.puback(1, worker.now)
+    worker.settle()
+
+    assert [] == stored(worker)
+    assert 0.0 == worker.store.commit.holds.answers
 
 
 def test_what_waits_for_an_absent_client_is_stored_at_once_in_one_pack(worker: DurableWorker) -> None:
