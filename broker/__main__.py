@@ -113,6 +113,7 @@ class Process:
                 ),
                 "moves": self._moves,
                 "rebalance": self._rebalance,
+                "clients_at": self._clients_at,
             },
             WarmFirst(worker.protocol.cold, worker.protocol.store, self._pending),
         )
@@ -162,6 +163,9 @@ class Process:
 
     def _rebalance(self, arguments: Arguments) -> object:
         return self.worker.cluster.moves.rebalance()
+
+    def _clients_at(self, arguments: Arguments) -> object:
+        return self.worker.protocol.placement.clients_at(str(arguments["node"]), self.worker.base.clock())
 
     def _came(self) -> None:
         """All peers have sent what they know, or all stored sessions of this shard are here. After both: accept

@@ -48,6 +48,8 @@ def drain(
     progress = _wait(asked, node, wait) if wait else ControlClient(asked).request("drain_progress", node=node)
     if as_json:
         print_json({**answer, **progress})
+    elif not wait and progress["clients"]:
+        typer.echo(f"{counted(progress['clients'], 'client')} {'is' if progress['clients'] == 1 else 'are'} left.")
     if wait and not drained(progress):
         refuse(f"After {wait:g} s {_left(progress)} of the node {node} are left, and go on leaving.", NOT_SO)
     if wait and not as_json:
@@ -89,7 +91,9 @@ def _left(progress: dict[str, Any]) -> str:
         return "some clients"
     if progress["clients"]:
         return counted(progress["clients"], "client")
-    return f"{counted(progress.get('sessions_in_memory', 0), 'session')} in memory alone"
+    if "sessions_in_memory" not in progress:  # of a node elsewhere, which reports its clients only
+        return "some sessions in memory alone"
+    return f"{counted(progress['sessions_in_memory'], 'session')} in memory alone"
 
 
 def asked_node(name: str, folder: str | None, config: Any) -> "NodeFolder":

@@ -105,3 +105,15 @@ async def progress(processes: list[WorkerProcess]) -> dict[str, Any] | None:
         )
     }
     return {**summed, "level": max(levels) if levels else None}
+
+
+async def clients_at(name: str, processes: list[WorkerProcess]) -> int | None:
+    """How many clients the node *name* elsewhere has, by its latest overload reports; None: *processes* do not know."""
+    for process in processes:
+        try:
+            told = await process.ask("clients_at", {"node": name})
+        except NoAnswer:
+            continue
+        if isinstance(told, int):
+            return told
+    return None

@@ -9,7 +9,7 @@ import trio
 from redis import RedisError
 
 from supervisor.node import Node
-from supervisor.node_drain import progress
+from supervisor.node_drain import clients_at, progress
 from supervisor.node_lease import NodeLease, SharingNode
 from supervisor.node_requests import DRAIN, EVERYBODY, REBALANCE, UNDRAIN, NodeRequest
 from supervisor.request import NotFound, Refused
@@ -57,10 +57,11 @@ class PlacementCommands:
         return {"node": name, "ended": node.drain.end(arguments["by"])}
 
     async def _progress(self, arguments: Arguments) -> object:
-        """The state of a node, and how many clients it has left, which a node elsewhere does not say: None."""
+        """The state of a node, and how many clients it has left; None: that is not known."""
         name, node = arguments["node"], self._node
         if name != node.config.node.name:
-            return {"node": name, "state": (await self._find(name)).draining(), "clients": None}
+            state = (await self._find(name)).draining()
+            return {"node": name, "state": state, "clients": await clients_at(name, serving(node.shards))}
         state, told = node.drain.state, await progress(serving(node.shards))
         return {"node": name, "state": state, "clients": node.workers.connected(), **(told or {})}
 

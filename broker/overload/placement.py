@@ -19,6 +19,7 @@ from broker.overload.reports import STRAINED, Report, Reports
 from broker.worker_id import WorkerId
 
 LOOK: Final = 0.1  # seconds between two looks at the reports, which may be thousands
+SAID: Final = 3.0  # seconds for which the clients of a report are shown to people: it comes once a second
 FORGET: Final = 1.0  # seconds after which reports count the clients that were sent to a node
 CLEARLY: Final = 2  # levels: with less between two nodes, both are about as busy
 LONG: Final = 5.0  # seconds that a CONNECT would wait, from which on another node is better; many clients give up then
@@ -115,6 +116,12 @@ class Placement:
         calmer = math.ceil(best.level) + CLEARLY <= math.ceil(here.level)
         sooner = best.level <= here.level and 2.0 * best.connect_wait + LONG <= here.connect_wait
         return self.send(now) if calmer or sooner else None
+
+    def clients_at(self, node: str, now: float) -> int | None:
+        """How many clients *node*, which is another one, has by its latest reports; None: it is not known."""
+        heard = [one.report for one in self._reports.heard() if now - one.heard < SAID]
+        told = [report.clients for report in heard if report.worker.node == node]
+        return sum(told) if told and min(told) >= 0 else None
 
     def connect_wait(self, here: float, now: float) -> float:
         """Seconds that the CONNECTs which wait will take at the average node of the cluster; *here*: at this worker."""

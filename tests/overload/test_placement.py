@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.overload.level import HIGHEST, STALE, Resources
-from broker.overload.placement import FEW, FIRST, FORGET, LONG, LOOK, SLOWER, DrainPace, Place, Placement
+from broker.overload.placement import FEW, FIRST, FORGET, LONG, LOOK, SAID, SLOWER, DrainPace, Place, Placement
 from broker.overload.reports import STRAINED, UNKNOWN, Report, Reports
 from broker.worker_id import WorkerId
 
@@ -152,6 +152,21 @@ def test_a_node_is_better_if_it_has_clearly_more_room(
     found = here.placement.better(here.now)
 
     assert ("a" if better else None) == (None if found is None else found.name)
+
+
+def test_the_clients_of_a_node_are_those_of_all_its_workers() -> None:
+    """Whoever drains a node from another one would wait without knowing for what."""
+    here = Here()
+    assert here.placement.clients_at("a", here.now) is None
+    here.hear("a", clients=30)
+    here.hear("a", clients=12, worker=1)
+    here.hear("b", clients=7)
+    here.hear("c", clients=UNKNOWN)
+    here.now += SAID / 2
+
+    assert [42, 7, None] == [here.placement.clients_at(name, here.now) for name in "abc"]
+    here.now += SAID
+    assert here.placement.clients_at("a", here.now) is None
 
 
 def test_who_is_refused_waits_as_long_as_the_cluster_needs() -> None:

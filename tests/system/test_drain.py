@@ -126,6 +126,24 @@ def test_an_undrained_node_takes_clients_again_and_keeps_those_it_has(start_redi
         assert len(clients) - 5 <= two.json("status")["totals"]["gauges"]["connected"]
 
 
+def test_a_drain_of_the_other_node_says_how_many_clients_are_left(start_redis: Any, tmp_path: Path) -> None:
+    """An operator would wait without knowing whether anybody leaves."""
+    for cluster in start(tmp_path, start_redis(), drain__fastest=1, drain__slowest=1):
+        two = Drained(cluster)
+        clients = [two.b.client(f"client-{number}") for number in range(20)]
+
+        def reported(control: Path = two.a.control, count: int = len(clients)) -> bool:
+            return bool(node.ask(control, "drain_progress", node="n2")["clients"] == count)
+
+        two.a.wait_until(reported, "hear of the clients")
+
+        drained = two.weir("drain", "n2")
+        waited = two.weir("drain", "n2", "--wait", "0.3")
+
+        assert (0, True) == (drained.returncode, drained.stdout.splitlines()[-1].endswith(" clients are left."))
+        assert (1, True) == (waited.returncode, "clients of the node n2 are left" in waited.stderr)
+
+
 def test_a_worker_that_is_replaced_goes_on_draining(two: Drained) -> None:
     """A crash would open a node to clients that is about to be stopped."""
     two.weir("drain", "n1", "--wait", "20")
