@@ -4,6 +4,7 @@
 # No time passes: what a client asks for in tens of seconds are hours here, so nothing expires and no delay ends but by
 # the end of its session. node_conversation.py is where time passes.
 import time
+from dataclasses import replace
 from typing import Final, cast
 
 from hypothesis import assume
@@ -14,8 +15,8 @@ from broker.mqtt.packets import PUBCOMP, V5, Ack, Connect, Disconnect, Packet, W
 from tests.model.cluster_clients import PATIENCE, NodeClient, NodePlace, Observers
 from tests.model.conversation import Conversation, anybody, is_connected, where
 from tests.model.lines import Client, Line
-from tests.model.node_reference import NodeModel
-from tests.model.sessions import Message, Offer, Session, Share
+from tests.model.node_reference import NodeModel, NodeOffer
+from tests.model.sessions import Copy, Message, Offer, Session, Share
 from tests.model.vocabulary import NAMES, TOPICS, WINDOW, Asked, arrivals, askings, places, talk
 from tests.routing.reference import matches
 from tests.system.cluster import Cluster
@@ -33,6 +34,8 @@ class ClusterModel(NodeModel):
     - Which member of a shared subscription gets a message: a worker knows from what others told it up to a tenth of a
       second ago which of their members could take one. So not even the first message of a step is sure to find such a
       member at once, and a message that does not wait may be dropped.
+    - What a member of a shared subscription was sent with QoS 1 and has not acknowledged when its session ends goes to
+      another member if the session was stored (store/durable/returned.py). MQTT says SHOULD (4.8.2).
     - The retained messages of a new subscription may begin anew with each CONNECT: any may come to another worker.
     """
 
@@ -54,6 +57,24 @@ class ClusterModel(NodeModel):
         offer = super()._offer(shares, message, expires, owed)
         offer.fresh = False
         return offer
+
+    def _end(self, sessions: list[Session]) -> None:
+        super()._end(sessions)
+        for session in sessions:
+            for copy in session.sent.values():
+                if copy.qos == 1 and copy.shares and copy.lives(self.now):
+                    self._return(copy, session.expiry > 0)
+
+    def _return(self, copy: Copy, stored: bool) -> None:
+        """Offer *copy* to its group again; if it was not *stored* nobody needs to take it."""
+        shares = [Share(share.name, share.filter) for share in copy.shares]
+        for share in shares:
+            share.waits = bool(self.members(share))
+        offer = NodeOffer(shares, replace(copy.message, qos=1), copy.expires, set())
+        offer.expect_one()
+        offer.fresh = False
+        offer.uncertain = not stored
+        self.offers.append(offer)
 
     def is_heard(self, topic: bytes) -> bool:
         """Whether anybody has subscribed to *topic*."""

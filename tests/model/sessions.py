@@ -34,6 +34,7 @@ class Copy:
     expires: int
     released: bool = False  # the client has sent PUBREC
     optional: bool = False
+    shares: list["Share"] = field(default_factory=list)  # the shared subscriptions of which it came through one
 
     def is_like(self, packet: Publish, version: int, now: int) -> bool:
         """*packet* is this copy, whatever its packet id and DUP."""
@@ -173,12 +174,17 @@ class Offer:
         self.present = {session for share in shares for session in share.copies if session.connected}
         self._taken: list[set[int]] = []  # for each copy received: the shares it may have been meant for
 
+    def expect_one(self) -> None:
+        """The message goes through one of the shares, and nobody knows through which."""
+        self._taken = [set(range(len(self.shares))) for _ in self.shares[1:]]
+
     def take(self, session: Session, packet: Publish, now: int) -> Copy | None:
         """The copy that *packet* is, if one more of this offer may go to *session*."""
         fitting = {at: copy for at, share in enumerate(self.shares) if (copy := share.fitting(session, packet, now))}
         self._taken.append(set(fitting))
         if fitting and next(self._unmet(), None) is not None:
-            return replace(fitting[min(fitting)])  # of its own, as the shares' copies may look alike
+            # A copy of its own, as the shares' copies may look alike.
+            return replace(fitting[min(fitting)], shares=[self.shares[at] for at in fitting])
         self._taken.pop()
         return None
 

@@ -59,7 +59,7 @@ def talk(folder: Path, redis: RunningRedis, nodes: int, workers: int, conversati
 @pytest.mark.parametrize("workers", [1, 2])
 def test_clients_cannot_tell_how_many_nodes_there_are(tmp_path: Path, start_redis: StartRedis, workers: int) -> None:
     """Some client would receive what it should not, or not receive what it should, after some history."""
-    talk(tmp_path, start_redis(), 2, workers, 20, 40)
+    talk(tmp_path, start_redis(), 2, workers, 15, 40)
 
 
 @pytest.mark.slow
@@ -67,4 +67,4 @@ def test_clients_cannot_tell_how_many_nodes_there_are(tmp_path: Path, start_redi
 @pytest.mark.parametrize(("nodes", "workers"), [(2, 1), (2, 2), (3, 1)])
 def test_nor_after_many_long_conversations(tmp_path: Path, start_redis: StartRedis, nodes: int, workers: int) -> None:
     """A client would receive what it should not, or not what it should, after a history that is rare."""
-    talk(tmp_path, start_redis(), nodes, workers, 300, 60)
+    talk(tmp_path, start_redis(), nodes, workers, 200, 60)
