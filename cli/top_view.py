@@ -60,7 +60,7 @@ def workers_table(nodes: list[Answer], most: int) -> Any:
     before = ""
     for node, worker, record in shown:
         level = record["level"]
-        cause, clients = record["cause"], record["clients"]
+        cause, clients, p99 = record["cause"], record["clients"], record["latency"]["p99_ms"]
         table.add_row(
             "" if node == before else visible(node),
             str(worker),
@@ -70,7 +70,7 @@ def workers_table(nodes: list[Answer], most: int) -> Any:
             short(record["credits_per_tick"]),
             _rate(record["in"]["messages"], record),
             _rate(record["out"]["messages"], record),
-            f"{record['latency']['p99_ms']:.3g}",
+            f"{p99:.3g}" if p99 < 999.5 else f"{p99:.0f}",
             visible(f"{cause} {record['signals'].get(cause, 0.0):.2f}") if cause else "",
         )
         before = node

@@ -76,7 +76,7 @@ def _node(name: str, lasts: list[LastRecord], now: float) -> tuple[tuple[Any, ..
             Cell(words.count(slow), "some" if slow else ""),
             Cell(words.count(sum(per_second(one, one["in"]["messages"]) for one in fresh))),
             Cell(words.count(sum(per_second(one, one["out"]["messages"]) for one in fresh))),
-            Cell(f"{max(one['latency']['p99_ms'] for one in fresh):.3g}"),
+            Cell(words.latency(max(one["latency"]["p99_ms"] for one in fresh))),
         ),
     )
 
@@ -176,7 +176,7 @@ def _figures(record: dict[str, Any]) -> Iterator[Row]:
         ("Credits per 200 ms", words.count(record["credits_per_tick"])),
         ("Messages in", f"{words.count(per_second(record, record['in']['messages']))}/s"),
         ("Messages out", f"{words.count(per_second(record, record['out']['messages']))}/s"),
-        ("Latency p50, p99", f"{latency['p50_ms']:.3g} ms, {latency['p99_ms']:.3g} ms"),
+        ("Latency p50, p99", f"{words.latency(latency['p50_ms'])} ms, {words.latency(latency['p99_ms'])} ms"),
         ("Queued", f"{words.count(queues['messages'])} messages, {_of(queues['bytes'], queues['limit_bytes'])}"),
         ("Outbound", _of(queues["outbound_bytes"], queues["outbound_limit_bytes"])),
     ):

@@ -41,7 +41,7 @@ def tiles(live: Live, fresh: Iterable[LastRecord], now: float, node: str | None 
         "Throttled", words.count(throttled), _clients_unit(throttled), f"{words.count(credits)} credits per 200 ms"
     )
     yield Tile("Slow readers", words.count(slow), _clients_unit(slow), f"{words.count(dropped)} dropped in {COUNTED} s")
-    yield Tile("Latency p99", f"{p99:.3g}", "ms", "of acknowledged publishes")
+    yield Tile("Latency p99", words.latency(p99), "ms", "of acknowledged publishes")
 
 
 def _bytes(records: list[dict[str, Any]], way: str) -> float:
@@ -88,7 +88,7 @@ def _worker(name: tuple[str, int], last: LastRecord, fresh: bool, now: float) ->
             Cell(words.count(record["credits_per_tick"])),
             Cell(words.count(per_second(record, record["in"]["messages"]))),
             Cell(words.count(per_second(record, record["out"]["messages"]))),
-            Cell(f"{record['latency']['p99_ms']:.3g}"),
+            Cell(words.latency(record["latency"]["p99_ms"])),
             Cell(words.share(_outbound(record))),
         ),
     )

@@ -53,6 +53,11 @@ def count(number: float) -> str:
     return f"{number:.0f}"
 
 
+def latency(number: float) -> str:
+    """Format a latency in milliseconds, with three digits below a second, and without an exponent beyond it."""
+    return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
+
+
 def size(number: float) -> str:
     """Format a number of bytes."""
     return f"{count(number)}B"

@@ -362,6 +362,13 @@ def test_what_clients_choose_cannot_move_what_is_around_it() -> None:
     assert "/client/a%2Fb%20%3C%3E%3F%23" == client_page("a/b <>?#")
 
 
+def test_latencies_have_no_exponent() -> None:
+    """A latency of two seconds was shown as 2.16e+03 ms, at the moment at which it matters."""
+    assert ["0.357", "12.3", "999", "1000", "2163"] == [
+        words.latency(one) for one in (0.3567, 12.345, 999.4, 999.9, 2163.4)
+    ]
+
+
 @pytest.mark.parametrize(
     ("number", "shown"),
     [(0, "0"), (999, "999"), (1000, "1.0k"), (9960, "10k"), (999_499, "999k"), (3.1e6, "3.1M"), (2e9, "2.0G")],
