@@ -154,7 +154,7 @@ def test_an_aggressor_and_a_storm_are_explained_and_told(
         told, _ = said.wait("   | ")
         episode = page.locator("details.episode.closed").first
         episode.wait_for(timeout=30_000)
-        assert episode.locator("summary .cause").inner_text() in ("outbound", "lag")
+        assert episode.locator("summary .cause span").first.inner_text() in ("outbound", "lag")
         assert "aggressor-p0" == episode.locator("summary .culprit").inner_text()
         judge(episode, watch.between(begun, told), explained)
 
