@@ -348,8 +348,9 @@ def _drain(bench: Bench, nodes: list[BrokerProcess], clients: int, rate: int) ->
         while node.ask(first.control, "drain_progress", node=name)["state"] != "drained":
             assert time.perf_counter() - began < LONGEST, "the node is not drained"
             _publish(load, publishers, rate, time.perf_counter() + 0.2)
-        seconds, used = time.perf_counter() - began, _processor_seconds() - used
-    _publish(load, publishers, rate, time.perf_counter() + BEFORE)
+        seconds = time.perf_counter() - began
+        _publish(load, publishers, rate, time.perf_counter() + BEFORE)  # the last ones have been sent away, not let in
+        busy = (_processor_seconds() - used) / (time.perf_counter() - began)
     _until(load, lambda: not any(one.open() for one in publishers), QUIET, "acknowledge all")
     missing = [one.acked - other.came for one, other in zip(publishers, subscribers, strict=True)]
     deadline = time.perf_counter() + QUIET
@@ -370,7 +371,7 @@ def _drain(bench: Bench, nodes: list[BrokerProcess], clients: int, rate: int) ->
         "stored_p99_ms": during[1],
         "p99_before_ms": before[0],
         "stored_p99_before_ms": before[1],
-        "busy": used / seconds,
+        "busy": busy,
     }
 
 
