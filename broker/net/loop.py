@@ -8,7 +8,8 @@
 #
 # Returning to trio costs about 60 us a wake-up, and to come back from it as much again. So while events come more often
 # than once a millisecond, or Redis or another worker was asked for something, the loop waits for the next one in its
-# own epoll. When little happens it does not, as that would delay other tasks for nothing.
+# own epoll. When little happens it does not, as that would delay other tasks for nothing. What a tick writes leaves in
+# that turn.
 # A wait of one millisecond would be enough, but the kernel sets and clears such a timer in hardware: 3 to 15 us of each
 # wait on virtual machines. A timer behind the kernel's next tick costs nothing. Whatever is due ends the wait.
 # While only held messages leave (delivery/flushing.py), the loop sleeps a little first and finds several events at
@@ -105,10 +106,11 @@ class Loop:
         latest = began + TURN
         seen = 0
         waited = 0.0
-        timeout = 0.0
+        timeout = due = 0.0
         reactor = self._reactor
         reactor.asked = False
         while True:
+            ticked = False
             waits = timeout > 0.0
             if waits:
                 pause = self._flushing.pause(now)
@@ -151,7 +153,17 @@ class Loop:
                 if now >= deadline:
                     break
             else:
-                break
+                now = self._clock()
+                due = reactor.due = self._service.tick(now)
+                ticked = True
+                if reactor.urgent_tasks:
+                    break
+                if self._dirty.count:  # it leaves now, and not a pass of trio's later
+                    timeout = 0.0
+                elif reactor.asked and due > now and not waits and not reactor.drained:
+                    timeout = self._patience(now)
+                else:
+                    break
         self._seen += seen
         if (
             self._ready.count
@@ -159,7 +171,8 @@ class Loop:
             and self._ready.first().handler is None
         ):
             reactor.lag = now - self._ready.first().ready_at
-        due = reactor.due = self._service.tick(now)
+        if not ticked:
+            due = reactor.due = self._service.tick(now)
         while reactor.drained:
             self._service.drained(reactor.drained.popleft(), now)
         if self._budget.used > self._budget.limit:

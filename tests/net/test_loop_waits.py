@@ -151,18 +151,46 @@ def test_a_connect_whose_turn_is_soon_ends_a_wait(brokers: Brokers) -> None:
     assert pytest.approx([0.002]) == broker.kernel.waits
 
 
-def test_a_confirmation_for_another_worker_ends_a_wait(nodes: Nodes) -> None:
+def test_a_confirmation_for_another_worker_leaves_before_a_wait(nodes: Nodes) -> None:
     """The other worker measures the delay of this one by the confirmations, and throttles clients by it."""
-    one, two = nodes(2)
+    node = nodes(2)
+    one, two = node
     subscriber, publisher = one.connect("subscriber"), two.connect("publisher")
     subscribed(subscriber, "a")
     make_busy(one, subscriber)
-    one.kernel.waited = pinged_after(0.004, one, subscriber)
+    gate = node.peer(two, one).gate
+    under_way: list[int] = []
+
+    def waited() -> None:
+        two.turn()
+        under_way.append(gate.count)
+
+    one.kernel.waited = waited
     publisher.send(Publish(b"a", b"", 0), Publish(b"a", b"", 1, packet_id=1))
     two.turn()
+    assert gate.count
     turn(one, subscriber)
 
-    assert not one.kernel.waits  # it was told long ago, so now is the time
+    assert under_way
+    assert not any(under_way)
+
+
+def test_what_a_tick_writes_leaves_in_the_same_turn(nodes: Nodes) -> None:
+    """It would leave a pass of trio later, and so would each step of what workers and Redis do together."""
+    node = nodes(2)
+    one, two = node
+    subscriber, publisher = one.connect("subscriber"), two.connect("publisher")
+    subscribed(subscriber, "a")
+    node.settle()
+    publisher.send(Publish(b"a", b"", 1, packet_id=1))
+    two.turn()
+    gate = node.peer(two, one).gate
+    assert gate.count
+    one.clock.now += 1.0
+    one.loop.turn()
+    two.turn()
+
+    assert not gate.count
 
 
 def test_a_gate_that_opens_ends_a_wait(nodes: Nodes) -> None:
