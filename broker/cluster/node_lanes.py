@@ -7,8 +7,10 @@
 #
 # What a tick writes to a peer leaves in one message for both lanes, and all messages of a tick in one write to Redis:
 # outboxes of lanes are flushed first, and the virtual stream whose flush composes the messages (`_Composer`) comes
-# behind them. While Redis is away the lanes wait: WINDOW bytes are kept here, and the rest in the outboxes, which the
-# gates of peers bound. Control frames have no gate: beyond MOST_WAITING the lanes fail and are begun anew.
+# behind them. What clients publish for the peer may wait a moment for more of it while the worker is busy (BRIEF in
+# delivery/flushing.py). Nothing else waits, and a frame on either lane takes it along. While Redis is away the lanes
+# wait: WINDOW bytes are kept here, and the rest in the outboxes, which the gates of peers bound. Control frames have no
+# gate: beyond MOST_WAITING the lanes fail and are begun anew.
 #
 # There are lanes to a thousand workers perhaps, of which few have something to do at one time. So those that have are
 # in a heap by when, and a tick looks at no others.
@@ -21,7 +23,7 @@ from typing import Final
 from broker.cluster.lane_message import DATA, LaneMessageError, decode
 from broker.cluster.lane_pair import BEGUN_ANEW, IGNORED, LanePair, ReceivingLane, SendingLane
 from broker.cluster.seal import LANE, Seal
-from broker.delivery.outbox import ANY, OutboundBudget, Outbox, unbounded
+from broker.delivery.outbox import ANY, BRIEF, OutboundBudget, Outbox, unbounded
 from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.net.reactor import Reactor
@@ -348,9 +350,14 @@ class _Ends(Publisher):
         self.head: Final = publish_head(channel)
         self._lanes: Final = lanes
         self.data: Final = _LaneLayer(self, reactor, data, pair.data, pair.incoming_data)
+        self.data.stream.outbox.strategy = BRIEF
         self.control: Final = _LaneLayer(self, reactor, control, pair.control, pair.incoming_control)
 
-    def mark(self) -> None:
+    def mark(self, lane: "_LaneLayer") -> None:
+        """*lane* has something to send."""
+        held = self.data.stream.outbox
+        if held.held and lane is self.control:
+            held.press()  # before `mark()`, so that it is in the same message
         self._lanes.mark(self)
 
     def blocked(self) -> None:
@@ -396,7 +403,7 @@ class _LaneLayer(Layer):
                 self._ends.blocked()
                 return 0
             self._sending.write(bytes(data))
-            self._ends.mark()
+            self._ends.mark(self)
         return len(data)
 
     def end(self) -> None:

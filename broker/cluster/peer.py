@@ -85,26 +85,30 @@ class Peer(Neighbour):
         if message.retain:
             return  # it was written to every peer already: all workers retain it
         if message.expires != NEVER:
-            self.write(wire.message(message, wire.DELIVER, "", 0))
+            self._append(wire.message(message, wire.DELIVER, "", 0))
             return
         version = V5 if message.properties or (message.head5 and not message.head3) else V311
         if version != self._format:
             self._format = version
-            self.write(bytes((version,)))
-        self.write(message.packet(version, 1, now) if message.qos else message.whole(version, now))
+            self._append(bytes((version,)))
+        self._append(message.packet(version, 1, now) if message.qos else message.whole(version, now))
 
     def offer_run(self, run: Run) -> None:
-        self.write(wire.run(run))
+        self._append(wire.run(run))
 
     def offer_from(self, client_id: str) -> None:
-        self.write(wire.publisher(client_id))
+        self._append(wire.publisher(client_id))
 
     def offer_shared(self, share: bytes, filter: bytes, message: Message, hop: int, now: float) -> None:
         self.gate.take(1, message.size, now)
-        self.write(wire.shared(share, filter, hop, message))
+        self._append(wire.shared(share, filter, hop, message))
 
     def write(self, chunk: bytes) -> None:
-        """Append *chunk* to the data lane."""
+        """Append *chunk* to the data lane, which is flushed at the end of the tick."""
+        self._append(chunk)
+        self._outbox.pressing = True
+
+    def _append(self, chunk: bytes) -> None:
         self._written += len(chunk)
         self._outbox.write(chunk)
         if self._written - self._done > SHUT and not self.gate.blocked:

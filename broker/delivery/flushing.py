@@ -10,7 +10,12 @@
 #   ENOUGH. A connection that was held is held again if enough messages joined; else not for the next DOUBTS sends, as
 #   in a closed loop, where the reader answers before more is written. For less frequent messages a hold saves next to
 #   nothing.
+# - BRIEF: as ADAPTIVE, but for LANE_HOLD at most. It is for lanes to other nodes, where each send is work for three
+#   processes: this worker, Redis, and the worker there.
 # - BUFFERED: after a number of messages, or a time after the first of them.
+#
+# When the hold of one connection is over, those whose holds are half over are sent to with it: otherwise the worker
+# would wake up for each of them.
 #
 # While only connections whose holds are joined are sent to, no client waits for an answer, so the reactor may stop
 # polling for a moment: input that arrives meanwhile comes with one poll, and the messages of its readers leave in one
@@ -25,7 +30,7 @@
 from collections import deque
 from typing import Final
 
-from broker.delivery.outbox import ADAPTIVE, AT_ONCE, BUFFERED, Outbox
+from broker.delivery.outbox import ADAPTIVE, AT_ONCE, BRIEF, BUFFERED, Outbox
 from broker.delivery.ring import Ring
 
 STRATEGIES: Final = {"always": AT_ONCE, "adaptive": ADAPTIVE, "buffered": BUFFERED}
@@ -34,6 +39,9 @@ NEVER: Final = float("inf")
 GAP: Final = 0.0014  # seconds: with fewer than four messages in five milliseconds it saves a tenth at best
 ENOUGH: Final = 16  # chunks in one send, which share its cost
 ENOUGH_BYTES: Final = 4096
+LANE_HOLD: Final = 0.0005  # seconds: most of what a millisecond saves
+LANE_ENOUGH: Final = 64  # chunks of a lane: its sends cost more
+SLACK: Final = 0.5  # of a hold, which may end so much earlier
 DOUBTS: Final = 32  # sends
 WINDOW: Final = 0.020  # seconds over which it is measured how busy the worker is
 SMOOTHING: Final = 0.3
@@ -46,12 +54,13 @@ BUSY: Final = 0.15  # from it on holds are the longest: sends are a third of the
 class Flushing:
     """Decides which of the connections that were written to are sent to now.
 
-    *longest* is the longest hold of ADAPTIVE and *buffered* that of BUFFERED, both in seconds. *most* is the number of
-    connections that are held at the same time, for each of the two.
+    *longest* is the longest hold of ADAPTIVE and *buffered* that of BUFFERED, both in seconds. No hold of BRIEF is
+    longer than *longest*. *most* is the number of connections that are held at the same time, for each of the three.
     """
 
     def __init__(self, dirty: "Ring[Outbox]", *, longest: float, buffered: float, most: int) -> None:
         self.due = NEVER  # when the next held connection has to be sent to, or earlier
+        # Of clients alone:
         self.filled = 0  # holds that ended because the connection had enough to send
         self.waited = 0  # holds that ended because their time was over
         self.evicted = 0  # holds that ended because there were too many
@@ -59,8 +68,11 @@ class Flushing:
         self._longest = longest
         self._buffered = buffered
         self._most = most
+        self._longest_of_lanes = min(LANE_HOLD, longest)
         self._hold = 0.0  # the current hold of ADAPTIVE, seconds
+        self._lane_hold = 0.0  # that of BRIEF
         self._adaptive: deque[tuple[float, Outbox]] = deque()  # nearly ordered by due, as the hold changes
+        self._lanes: deque[tuple[float, Outbox]] = deque()  # the same
         self._buffering: deque[tuple[float, Outbox]] = deque()
         self._since = 0.0  # when the window began
         self._worked = 0.0  # seconds of work in the window
@@ -77,13 +89,16 @@ class Flushing:
 
     def holds(self, outbox: Outbox, now: float) -> bool:
         """Whether *outbox*, which was written to and is not pressing, is sent later; false: send it now."""
-        if outbox.strategy != ADAPTIVE:
+        if outbox.strategy == BUFFERED:
             return self._buffers(outbox, now)
-        if not outbox.held and (self._hold == 0.0 or now - outbox.sent_at > (self._hold if outbox.joined else GAP)):
+        lane = outbox.strategy == BRIEF
+        hold = self._lane_hold if lane else self._hold
+        if not outbox.held and (hold == 0.0 or now - outbox.sent_at > (hold if outbox.joined else GAP)):
             return False
-        if outbox.size >= ENOUGH_BYTES or outbox.pieces() >= ENOUGH:
+        if outbox.size >= ENOUGH_BYTES or outbox.pieces() >= (LANE_ENOUGH if lane else ENOUGH):
             if outbox.held:
-                self.filled += 1
+                if not lane:
+                    self.filled += 1
                 outbox.joined = True
                 outbox.doubts = 0
             return False
@@ -92,7 +107,7 @@ class Flushing:
         if outbox.doubts:
             outbox.doubts -= 1
             return False
-        self._begin(outbox, now, now + self._hold, self._adaptive)
+        self._begin(outbox, now, now + hold, self._lanes if lane else self._adaptive)
         return True
 
     def _buffers(self, outbox: Outbox, now: float) -> bool:
@@ -114,7 +129,8 @@ class Flushing:
         if len(line) > self._most:
             due, first = line.popleft()
             if first.held and first.due == due:
-                self.evicted += 1
+                if first.strategy != BRIEF:
+                    self.evicted += 1
                 first.press()
 
     def sends(self, outbox: Outbox, now: float) -> None:
@@ -124,26 +140,38 @@ class Flushing:
 
     def pause(self, now: float) -> float:
         """Seconds for which the reactor need not poll for input."""
-        if not self._adaptive or now - self._answered < self._longest:
+        line = self._adaptive or self._lanes
+        if not line or now - self._answered < self._longest:
             return 0.0
-        due, outbox = self._adaptive[0]
-        return min(PAUSE, due - now) if outbox.held and outbox.joined else 0.0
+        outbox = line[0][1]
+        return min(PAUSE, self.due - now) if outbox.held and outbox.joined else 0.0
 
     def release(self, now: float) -> None:
-        """Have the held connections sent to whose time is over."""
-        self.due = min(self._release(self._adaptive, now), self._release(self._buffering, now))
+        """Have the held connections sent to whose time is over, or will be soon."""
+        self.due = min(
+            self._release(self._adaptive, now, SLACK * self._hold),
+            self._release(self._lanes, now, SLACK * self._lane_hold),
+            self._release(self._buffering, now, 0.0),
+        )
 
-    def _release(self, line: "deque[tuple[float, Outbox]]", now: float) -> float:
-        """Do so for one line; return when the next hold of it is over."""
+    def _release(self, line: "deque[tuple[float, Outbox]]", now: float, slack: float) -> float:
+        """Do so for one line; return when the next hold of it is over. Holds may end *slack* seconds before that."""
+        until = now
         while line:
             due, outbox = line[0]
             if outbox.held and outbox.due == due:  # else it was sent before
-                if due > now:
+                if due > until:
                     return due
-                self.waited += 1
-                outbox.joined = now - outbox.held_at <= GAP * outbox.pieces()
-                if not outbox.joined:
-                    outbox.doubts = DOUBTS
+                until = now + slack
+                if outbox.strategy != BRIEF:
+                    self.waited += 1
+                if due > now:
+                    outbox.due = now  # it is over; whether it was joined is not known
+                else:
+                    pieces = outbox.pieces()
+                    outbox.joined = pieces > 1 and now - outbox.held_at <= GAP * pieces
+                    if not outbox.joined:
+                        outbox.doubts = DOUBTS
                 outbox.press()
             line.popleft()
         return NEVER
@@ -158,4 +186,6 @@ class Flushing:
         self._share = share if elapsed > ASLEEP else self._share + SMOOTHING * (share - self._share)
         self._since = now
         self._worked = 0.0
-        self._hold = self._longest * min(1.0, max(0.0, (self._share - CALM) / (BUSY - CALM)))
+        degree = min(1.0, max(0.0, (self._share - CALM) / (BUSY - CALM)))
+        self._hold = self._longest * degree
+        self._lane_hold = self._longest_of_lanes * degree

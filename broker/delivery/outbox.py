@@ -25,6 +25,7 @@ REPLY_ROOM: Final = 256 * 1024  # bytes above the high watermark for replies to 
 AT_ONCE: Final = 0  # the strategies, see flushing.py
 ADAPTIVE: Final = 1
 BUFFERED: Final = 2
+BRIEF: Final = 3
 
 
 class OutboundBudget:
@@ -176,7 +177,10 @@ class Outbox:
         self.pressing = True
         if not self.queued:
             self.queued = True
-            self._dirty.append(self)
+            if self.first:
+                self._dirty.appendleft(self)
+            else:
+                self._dirty.append(self)
 
     def pieces(self) -> int:
         """The number of chunks."""

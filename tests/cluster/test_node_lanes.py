@@ -182,6 +182,25 @@ def test_a_tick_leaves_in_one_message(two: Two) -> None:
     assert before + 1 == two.one.counters.lane_messages_sent
 
 
+def test_what_leaves_takes_held_messages_along(two: Two) -> None:
+    """A frame on the control lane would be a message for Redis, and what is held another one a moment later."""
+    two.join()
+    two.one.write(b"first ")
+    two.until(lambda: two.two.data == b"first " and two.settled())
+    outbox = two.one.opened[0][0].outbox
+    outbox.joined = True
+    two.one.broker.reactor.flushing._lane_hold = PATIENCE  # as when the worker is busy, but for longer
+    two.one.write(b"held")
+    two.one.turn()
+    assert outbox.held
+    sent = two.one.counters.lane_messages_sent
+    two.one.tell(b"told")
+    two.one.turn()
+
+    assert sent + 1 == two.one.counters.lane_messages_sent
+    two.until(lambda: (two.two.data, two.two.control) == (b"first held", b"told"))
+
+
 def test_the_end_that_comes_later_is_told_everything(two: Two) -> None:
     """Workers learn of each other at different times: the first bytes would be lost."""
     two.one.open(two.two.worker)

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.delivery.flushing import DOUBTS, ENOUGH, ENOUGH_BYTES, GAP, PAUSE, Flushing
-from broker.delivery.outbox import ADAPTIVE, BUFFERED, OutboundBudget, Outbox
+from broker.delivery.flushing import DOUBTS, ENOUGH, ENOUGH_BYTES, GAP, LANE_ENOUGH, LANE_HOLD, PAUSE, SLACK, Flushing
+from broker.delivery.outbox import ADAPTIVE, BRIEF, BUFFERED, OutboundBudget, Outbox
 from broker.delivery.ring import Ring
 
 AMPLE = 1 << 40
@@ -15,9 +15,9 @@ BUFFER = 0.2
 class Edge:
     """What the reactor does with outboxes, without a socket: sends what is dirty and not held."""
 
-    def __init__(self, most: int = 100) -> None:
+    def __init__(self, most: int = 100, longest: float = HOLD) -> None:
         self.dirty: Ring[Outbox] = Ring()
-        self.flushing = Flushing(self.dirty, longest=HOLD, buffered=BUFFER, most=most)
+        self.flushing = Flushing(self.dirty, longest=longest, buffered=BUFFER, most=most)
         self.now = 1000.0
         self.sent: list[tuple[Outbox, bytes]] = []
 
@@ -44,7 +44,8 @@ class Edge:
             box.queued = False
             if box.size and (box.pressing or not self.flushing.holds(box, self.now)):
                 data = bytes(box.gather())
-                self.flushing.sends(box, self.now)
+                if box.strategy != BRIEF:
+                    self.flushing.sends(box, self.now)
                 box.sent(len(data), self.now)
                 left.append(data)
         return left
@@ -235,6 +236,132 @@ def test_too_many_that_are_held_send_the_oldest() -> None:
     assert 1 == edge.flushing.evicted
 
 
+def test_nobody_looks_after_a_hold_that_ended_with_others() -> None:
+    """It would count as an answer, and each message cost a look at the kernel of its own from then on."""
+    edge = Edge()
+    box = joined(edge)
+    other = edge.quick()
+    other.joined = True
+    edge.now += 0.4 * HOLD
+    edge.flushing.worked(0.4 * HOLD, edge.now)
+    other.write(b"o")
+    assert [] == edge.tick()
+    for piece in (b"b", b"c", b"d"):
+        box.write(piece)
+        assert [] == edge.tick()
+    assert [b"abcd", b"o"] == edge.tick(0.6 * HOLD)
+    edge.now += 0.5 * HOLD  # since `other` was answered
+    box.write(b"a")
+    assert [] == edge.tick()
+
+    assert PAUSE == edge.flushing.pause(edge.now)
+
+
+def test_a_lane_waits_briefly() -> None:
+    """Each message to another node would be three wake-ups, or be as late on its way as at its reader."""
+    edge = Edge()
+    edge.busy(1.0)
+    lane = edge.quick(BRIEF)
+    lane.write(b"a")
+    assert [] == edge.tick()
+    lane.write(b"b")
+    assert [] == edge.tick(0.9 * LANE_HOLD)
+
+    assert [b"ab"] == edge.tick(0.11 * LANE_HOLD)
+
+
+def test_a_lane_with_enough_does_not_wait() -> None:
+    """Waiting would save nothing any more; but lanes have enough later than clients."""
+    edge = Edge()
+    edge.busy(1.0)
+    lane = edge.quick(BRIEF)
+    for _ in range(LANE_ENOUGH - 1):
+        lane.write(b"x")
+        assert [] == edge.tick()
+    lane.write(b"x")
+
+    assert [b"x" * LANE_ENOUGH] == edge.tick()
+
+
+def test_what_lanes_wait_for_is_not_counted_with_clients() -> None:
+    """`Reactor.flushes` counts sends to clients: fewer would be told than there were."""
+    edge = Edge(most=1)
+    edge.busy(1.0)
+    lanes = [edge.quick(BRIEF) for _ in range(3)]
+    for lane in lanes:
+        lane.write(b"a")
+    assert [b"a", b"a"] == edge.tick()  # as one alone may be held
+    lanes[2].write(b"b" * ENOUGH_BYTES)
+    edge.tick()
+    lanes[0].doubts = 0
+    lanes[0].write(b"a")
+    assert [] == edge.tick()
+    assert [b"a"] == edge.tick(LANE_HOLD)
+
+    assert (0, 0, 0) == (edge.flushing.filled, edge.flushing.waited, edge.flushing.evicted)
+
+
+def test_no_lane_waits_where_nobody_is_to() -> None:
+    """An operator who sets the longest delay to 0 would have one all the same."""
+    edge = Edge(longest=0.0)
+    edge.busy(1.0)
+    lane = edge.quick(BRIEF)
+    lane.write(b"a")
+
+    assert [b"a"] == edge.tick()
+
+
+@pytest.mark.parametrize("strategy, hold", [(ADAPTIVE, HOLD), (BRIEF, LANE_HOLD)])
+def test_who_has_waited_for_half_of_its_hold_leaves_with_others(strategy: int, hold: float) -> None:
+    """Twenty readers would wake the worker at twenty times."""
+    edge = Edge()
+    edge.busy(1.0)
+    first, second, third = boxes = [edge.quick(strategy) for _ in range(3)]
+    for box in boxes:
+        box.joined = True
+    first.write(b"first")
+    assert [] == edge.tick()
+    second.write(b"second")
+    assert [] == edge.tick(0.9 * SLACK * hold)
+    third.write(b"third")
+    assert [] == edge.tick(0.2 * SLACK * hold)
+
+    assert [b"first", b"second"] == edge.tick((1 - 1.1 * SLACK) * hold)
+    assert hold * 1.1 * SLACK == pytest.approx(edge.flushing.due - edge.now)
+    second.write(b"again")
+    assert [] == edge.tick()  # it had not had the time to be joined
+
+
+def test_a_hold_that_ends_alone_is_not_repeated_for_a_while() -> None:
+    """A brief hold would be repeated for ever that nothing joins."""
+    edge = Edge()
+    edge.busy(1.0)
+    lane = edge.quick(BRIEF)
+    lane.write(b"alone")
+    assert [] == edge.tick()
+    assert [b"alone"] == edge.tick(LANE_HOLD)
+    lane.write(b"next")
+
+    assert [b"next"] == edge.tick(LANE_HOLD / 2)
+
+
+def test_while_only_lanes_wait_nobody_need_look_what_comes() -> None:
+    """A worker whose clients only publish for other nodes would look for each message by itself."""
+    edge = Edge()
+    edge.busy(1.0)
+    lane = edge.quick(BRIEF)
+    for _ in range(2):
+        lane.write(b"a")
+        edge.tick()
+        lane.write(b"b")
+        edge.tick(LANE_HOLD / 2)
+        assert [b"ab"] == edge.tick(LANE_HOLD / 2)
+    lane.write(b"a")
+    assert [] == edge.tick()
+
+    assert 0.0 < edge.flushing.pause(edge.now) <= LANE_HOLD
+
+
 def joined(edge: Edge) -> Outbox:
     """One whose holds are joined, and that is held."""
     edge.busy(1.0)
@@ -333,12 +460,13 @@ def test_readers_of_some_hundred_messages_a_second_wait_for_none() -> None:
     assert sends == written
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["write", "answer", "tick"]), st.floats(0, 0.01))))
+@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["write", "answer", "tick"]), st.floats(0, 0.01))))
 def test_nothing_stays_longer_than_its_hold(steps: list[tuple[int, str, float]]) -> None:
     """A message that nobody writes behind would wait for ever, or longer than was promised."""
     edge = Edge(most=3)
     edge.busy(1.0)
     boxes = [edge.outbox(ADAPTIVE), edge.outbox(ADAPTIVE), edge.outbox(BUFFERED, 2), edge.outbox(BUFFERED, 9)]
+    boxes.append(edge.outbox(BRIEF))
     first: dict[int, float] = {}  # when the oldest that is not sent was written
     for which, action, later in steps:
         if action == "tick":
@@ -354,6 +482,6 @@ def test_nothing_stays_longer_than_its_hold(steps: list[tuple[int, str, float]])
             if not box.size:
                 first.pop(number, None)
             else:
-                longest = BUFFER if box.strategy == BUFFERED else HOLD
+                longest = {ADAPTIVE: HOLD, BUFFERED: BUFFER, BRIEF: LANE_HOLD}[box.strategy]
                 assert edge.now - first.setdefault(number, edge.now) <= longest
                 assert edge.flushing.due <= first[number] + longest + 1e-9
