@@ -206,8 +206,11 @@ class LanePair:
             self._unanswered_lost = True
         self.unreached_since = NEVER
 
-    def connected(self, now: float) -> None:
-        """Messages can be published and received again, or for the first time; some may have been missed."""
+    def connected(self, now: float, settling: float = SETTLING) -> None:
+        """Messages can be published and received again, or for the first time; some may have been missed.
+
+        *settling*: seconds in which the other end may have to connect again, too.
+        """
         if self._unanswered_lost:
             self._unanswered_lost = False
             self.data.go_back(True)
@@ -215,7 +218,7 @@ class LanePair:
         self._due = True
         self._asks = self.paired
         self._held = False
-        self._settled_at = now + SETTLING
+        self._settled_at = now + settling
         self._retry = FIRST_RETRY
         self._retry_at = NEVER
         self._set_retry(now)

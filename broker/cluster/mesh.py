@@ -122,7 +122,7 @@ class Mesh(LaneListener):
         self.departure = Departure(peers, reactor)
         self._full_sync = FullSync(peers, routes, retained, stamps, adopted, self._told_all_to)
         self._shared_members = SharedMembers(routes, announcements)
-        self._silent_peers = SilentPeers(self._distant, announcements, barriers, takeovers, clock())
+        self._silent_peers = SilentPeers(peers, self._distant, announcements, barriers, takeovers, clock())
         self._lanes: dict[Peer, DataLane] = {}
         # There may be a thousand peers: a tick looks at those with something to do.
         self._due_lanes: dict[Peer, None] = {}

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.cluster.lane_message import DATA, LaneMessageError, decode
-from broker.cluster.lane_pair import BEGUN_ANEW, IGNORED, LanePair, ReceivingLane, SendingLane
+from broker.cluster.lane_pair import BEGUN_ANEW, IGNORED, SETTLING, LanePair, ReceivingLane, SendingLane
 from broker.cluster.seal import LANE, Seal
 from broker.delivery.outbox import ANY, BRIEF, OutboundBudget, Outbox, unbounded
 from broker.log import Log
@@ -43,6 +43,7 @@ LOOK: Final = 0.5  # seconds between two looks at the outboxes
 SPARE: Final = 64  # entries of ends that are due, beyond four for each
 LOG_INTERVAL: Final = 60.0  # seconds between two lines
 NEVER: Final = float("inf")
+NEVER_CONNECTED: Final = (0, 0)
 SOMETHING: Final = b"\0"
 
 
@@ -96,7 +97,7 @@ class NodeLanes:
         self._due: list[tuple[float, int, _Ends]] = []  # a heap: when ends have something to do; `_Ends.due` says so
         self._number = 0  # of the last entry
         self._look_at = 0.0  # while Redis is away: when all outboxes are looked at
-        self._connected = (0, 0)  # `times_ready` of both connections when the ends were told so
+        self._connected = NEVER_CONNECTED  # `times_ready` of both connections when the ends were told so
         self._restarts = 0  # that the log does not have
         self._logged = -LOG_INTERVAL
         self._lender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
@@ -154,9 +155,10 @@ class NodeLanes:
         due = min(self._publish.tick(now), self._subscription.tick(now))
         times = self._times_ready()
         if times != self._connected and self._ready():
+            settling = SETTLING if self._connected != NEVER_CONNECTED else 0.0
             self._connected = times
             for ends in self._ends.values():
-                ends.pair.connected(now)
+                ends.pair.connected(now, settling)
                 self.mark(ends)
         if self._ready():
             return min(due, self._tick_due(now))

@@ -104,13 +104,17 @@ def test_what_cannot_be_read_has_both_ends_begin_anew(node: Node) -> None:
     say(node, clients, b"1", b"2", b"3")
 
 
-def test_a_node_that_has_died_keeps_no_session_from_moving(nodes: Callable[..., Node], redis: RunningRedis) -> None:
+@pytest.mark.parametrize("at", ["a node that lives", "the dead node"])
+def test_a_node_that_has_died_keeps_no_session_from_moving(
+    nodes: Callable[..., Node], redis: RunningRedis, at: str
+) -> None:
     """Until it counts as silent, no client that goes to another worker would get its session."""
     node = nodes(4, Config(redis=Redis(url="redis://localhost")), redis, durable=True)
     until(node, lambda: all(len(broker.mesh.peers) == 3 and broker.mesh.complete() for broker in node))
     a0, b0, a1, b1 = node
-    client = a0.connect("me", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 100})
-    until(node, lambda: a0.session("me") is not None)
+    owner = b0 if at == "the dead node" else a0
+    client = owner.connect("me", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 100})
+    until(node, lambda: owner.session("me") is not None)
     client.drop()
     node.clock.now += SETTLING
     node.settle()
