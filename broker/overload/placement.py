@@ -19,6 +19,7 @@ from broker.overload.reports import STRAINED, Report, Reports
 from broker.worker_id import WorkerId
 
 LOOK: Final = 0.1  # seconds between two looks at the reports, which may be thousands
+HEARD: Final = 1.5  # seconds for which a report counts: a calm worker reports once a second, or a little later
 SAID: Final = 3.0  # seconds for which the clients of a report are shown to people: it comes once a second
 FORGET: Final = 1.0  # seconds after which reports count the clients that were sent to a node
 CLEARLY: Final = 2  # levels: with less between two nodes, both are about as busy
@@ -175,8 +176,10 @@ class Placement:
         rooms = {name: NodeRoom(name, place.reference) for name, place in self._places.items() if not place.draining}
         self._here = rooms[self._worker.node] = NodeRoom(self._worker.node)
         self._here.add(reports.own_level, 0.0, reports.clients, reports.connect_wait)
-        for report in reports.known(now):
-            self._add(rooms, report)
+        for one in reports.heard():
+            if now - one.heard > HEARD:
+                break
+            self._add(rooms, one.report)
         self._others = [room for room in rooms.values() if room is not self._here]
 
     def _add(self, rooms: dict[str, NodeRoom], report: Report) -> None:

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.overload.level import HIGHEST, STALE, Resources
+from broker.overload.level import HIGHEST, STALE, STEP, Resources
 from broker.overload.placement import FEW, FIRST, FORGET, LONG, LOOK, SAID, SLOWER, DrainPace, Place, Placement
-from broker.overload.reports import STRAINED, UNKNOWN, Report, Reports
+from broker.overload.reports import HEARTBEAT, STRAINED, UNKNOWN, Report, Reports
 from broker.worker_id import WorkerId
 
 NOW = 100.0
@@ -98,6 +98,17 @@ def test_nodes_that_cannot_take_a_client_are_not_named() -> None:
     here.now += 2 * STALE
 
     assert [""] == here.sent(1)
+
+
+def test_a_calm_node_counts_until_its_next_report_is_late() -> None:
+    """A drain would be as slow as beside nodes at the highest level, for a moment of each second."""
+    here = Here()
+    here.hear("a", level=0.5)
+    here.now += HEARTBEAT + STEP
+    assert 0.5 == here.placement.load(here.now)
+    here.now += HEARTBEAT
+
+    assert HIGHEST == here.placement.load(here.now)
 
 
 def test_the_load_of_the_others_is_that_of_the_busiest() -> None:
