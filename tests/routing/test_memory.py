@@ -190,7 +190,8 @@ def test_the_account_is_what_cold_sessions_take(crowd: int, expected: int) -> No
         for interest in interests:
             assert known.add_all(interest)
 
-    grown, told = growth(add), growth(tell)
+    # What other threads of the test runner allocate meanwhile counts, too: hence the least of three.
+    grown, told = (min(growth(work) for _ in range(3)) for work in (add, tell))
     index, known = indexes[0], sets[0]
 
     assert 0.85 * grown < index.size() < 1.15 * grown, (grown, index.size())
