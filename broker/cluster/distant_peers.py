@@ -82,6 +82,11 @@ class DistantPeers:
             self._end(worker, listed)
         return listed is not None
 
+    def withdrawn(self, worker: WorkerId) -> None:
+        """*worker* is no peer any more. What it has sent may not be taken yet: `ended()` follows."""
+        if worker in self._listed:
+            self._unheard[worker] = None
+
     def end(self, worker: WorkerId) -> None:
         """The lanes to *worker* bring nothing that has not arrived; `ended()` follows when all of that is taken."""
         listed = self._listed.get(worker)

@@ -326,8 +326,44 @@ def test_publishes_for_sessions_of_a_node_that_has_left_wait_until_somebody_has_
         node.start(1)
     else:
         one.mesh.adopted_elsewhere(two.identity)
+        one.mesh.expect_distant(0)
     node.advance(0.5)
 
+    assert [PUBACK] == [packet.kind for packet in publisher.receive() if isinstance(packet, Ack)]
+
+
+@pytest.mark.parametrize("how", ["told again", "adopted elsewhere"])
+def test_publishes_wait_for_a_session_that_has_moved_unheard(durable: Callable[[int], Node], how: str) -> None:
+    """Two workers give up a third one that stands still, and a session moves between them. When it goes on, it hears
+    the former owner first: it would take the session for gone.
+    """
+    node = durable(4)
+    still, former, beside, owner = node
+    assert ("a", "b", "b") == (still.identity.node, former.identity.node, owner.identity.node)
+    subscribed(lasting(former, "me"), "a")
+    publisher = still.connect("publisher", V5)
+    still.stopped = beside.stopped = True
+    for silent in (still, beside):
+        former.mesh.leave(silent.identity)
+        peer = node.peer(owner, silent)
+        owner.mesh.lane_lost(peer, peer.control)
+    session = lasting(owner, "me")
+    assert not former.session("me")
+    still.stopped = beside.stopped = False
+    if how == "told again":
+        former.mesh.join_distant(still.identity)
+    else:
+        still.mesh.leave(former.identity)
+        still.mesh.adopted_elsewhere(former.identity)
+    node.settle()
+    before = publish(publisher, b"1")
+    for each in (still, beside):
+        owner.mesh.restarted(each.identity)
+        former.mesh.join_distant(each.identity)
+        each.mesh.join_distant(former.identity)
+    node.advance(0.5)
+
+    assert (0, [b"1"]) == (before, payloads(session))
     assert [PUBACK] == [packet.kind for packet in publisher.receive() if isinstance(packet, Ack)]
 
 
