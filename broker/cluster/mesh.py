@@ -12,10 +12,8 @@
 # - The durable sessions of a dead worker are adopted by the one that follows it. Until that has told all its filters,
 #   publishes for them wait at the gate of the dead worker: what is acknowledged meanwhile would reach nobody. The same
 #   holds for its cold sessions, of which peers know hashes only (routing/remote_interest.py).
-# - A session may have moved from the worker that is gone to one that this worker was silent for: that one has told its
-#   filters to all others, and not here. So publishes go on waiting until every other worker has answered something
-#   since (`_check_succeeded()`), on the lanes that it has now. One that has begun its lanes anew does not answer on
-#   former ones, and tells everything on the next.
+# - Another worker may have told what has become of them, and this one not have heard who has one of them now. So
+#   publishes go on waiting until every other worker has answered something since (all_heard.py).
 # - A distant peer that has died with its node is a peer until the lease of the node ends. Takeovers and what else
 #   waits for a peer would stand still for so long. So the lanes to a distant peer that is silent for SILENCE while
 #   something waits for it, or has no connection to Redis for UNREACHED, are begun anew, and it is no peer before it is
@@ -34,6 +32,7 @@ from functools import partial
 from typing import Final
 
 from broker.cluster import wire
+from broker.cluster.all_heard import AllHeard
 from broker.cluster.announcements import Announcements
 from broker.cluster.barriers import Barriers
 from broker.cluster.control_lane import ControlLane
@@ -126,6 +125,7 @@ class Mesh(LaneListener):
         self._adopted = adopted
         self.departure = Departure(peers, reactor)
         self._full_sync = FullSync(peers, routes, retained, stamps, adopted, self._told_all_to)
+        self._all_heard = AllHeard(self._distant, announcements, self._all_peers_told, failed)
         self._shared_members = SharedMembers(routes, announcements)
         self._silent_peers = SilentPeers(peers, self._distant, announcements, barriers, takeovers, clock())
         self._lanes: dict[Peer, DataLane] = {}
@@ -135,9 +135,6 @@ class Mesh(LaneListener):
         self._incomplete: dict[Peer, None] = {}  # that have something to tell before `complete()`
         self._withdrawals = Withdrawals(routes)  # of peers that are gone
         self._orphaned: list[Peer] = []  # peers that are gone, and for whose durable sessions publishes wait
-        self._succeeded: list[Peer] = []  # of them, those of which another worker has told what has become of these
-        self._asking = False  # every peer was asked for an answer, for their sake
-        self._withdrawn = 0  # peers so far
         self._expected = 0  # workers of other nodes that may have durable sessions, and that cannot be joined yet
         self._housekeeping_at = 0.0
         self._told: set[int] = set()  # shards of this node whose worker, or a former one, has told all its filters
@@ -195,7 +192,7 @@ class Mesh(LaneListener):
 
     def adopted_elsewhere(self, worker: WorkerId) -> None:
         """A peer has adopted all durable sessions of *worker*, and has told all their filters."""
-        self._succeed([each for each in self._orphaned if each.worker == worker])
+        self._let_go([each for each in self._orphaned if each.worker == worker])
         peer = self._peers.find(worker)
         if peer is not None and peer.distant:  # it was taken for dead: what it had told before is not true any more
             peer.adopted = True
@@ -291,9 +288,9 @@ class Mesh(LaneListener):
         """Whether every peer, and every worker of other nodes that is listed, has told everything that it had to tell;
         with stored sessions, also those to come.
         """
-        return not self._distant.count_unheard() and self._all_heard_told()
+        return not self._distant.count_unheard() and self._all_peers_told()
 
-    def _all_heard_told(self) -> bool:
+    def _all_peers_told(self) -> bool:
         if self._durable is not None and (len(self._told) < self._durable.workers - 1 or self._expected):
             return False
         return not self._incomplete
@@ -320,7 +317,7 @@ class Mesh(LaneListener):
             waiting, self._when_complete = self._when_complete, []
             for then in waiting:
                 then()
-        self._check_succeeded()
+        self._all_heard.check()
 
     def _withdraw(self, peer: Peer) -> None:
         """*peer* is gone: nothing waits for it, and nothing is sent to it any more.
@@ -330,7 +327,7 @@ class Mesh(LaneListener):
         """
         now = self._clock()
         peer.gone = True
-        self._withdrawn += 1
+        self._all_heard.lost()
         if peer.distant:
             self._distant.withdrawn(peer.worker)
         self._reactor.destroy(peer.control)
@@ -353,7 +350,7 @@ class Mesh(LaneListener):
             peer.gate.block()
             self._orphaned.append(peer)
             if peer.adopted:
-                self._succeed([peer])
+                self._let_go([peer])
         else:
             self._withdraw_durable(peer, now)
         self._barriers.remove(peer)
@@ -368,32 +365,20 @@ class Mesh(LaneListener):
                 self._note_told(peer)
                 peer.tell(wire.number(wire.RETELL, writer))
 
-    def _succeed(self, orphaned: list[Peer]) -> None:
-        """Another worker has told what became of the durable sessions of *orphaned*. `_check_complete()` follows."""
-        self._succeeded += [peer for peer in orphaned if peer not in self._succeeded]
+    def when_heard(self, then: Callable[[], None]) -> None:
+        """Call *then* as soon as every worker that is listed has been heard since, see `AllHeard`."""
+        self._all_heard.when_heard(then)
 
-    def _check_succeeded(self) -> None:
-        """Have every peer answer something, and let go of those that are succeeded; not before all others have told."""
-        if not self._succeeded or self._asking or not self._all_heard_told():
-            return
-        gone = [peer.worker for peer in self._succeeded]
-        if all(worker in gone for worker in self._distant.unheard()):
-            self._asking = True
-            then = partial(self._let_go, self._succeeded, self._withdrawn)
-            self._succeeded = []
-            self._announcements.when_confirmed(None, then)
+    def _let_go(self, orphaned: list[Peer]) -> None:
+        """Another worker has told what has become of the durable sessions of *orphaned*."""
+        for peer in orphaned:
+            self._all_heard.when_heard(partial(self._has_let_go, peer), peer.worker)
 
-    def _let_go(self, succeeded: list[Peer], withdrawn: int) -> None:
-        """Every peer has answered, or is gone."""
-        self._asking = False
-        if withdrawn != self._withdrawn:
-            self._succeed(succeeded)
-        else:
-            for peer in succeeded:
-                if peer in self._orphaned:  # or it was told of twice
-                    self._orphaned.remove(peer)
-                    self._withdraw_durable(peer, self._clock())
-        self._check_complete()
+    def _has_let_go(self, peer: Peer) -> None:
+        if peer in self._orphaned:  # or it was told of twice
+            self._orphaned.remove(peer)
+            self._withdraw_durable(peer, self._clock())
+            self._check_complete()
 
     def _withdraw_durable(self, peer: Peer, now: float) -> None:
         """Nobody waits any more for the durable sessions of *peer*, which is gone."""
@@ -432,7 +417,7 @@ class Mesh(LaneListener):
         if self._routes.has_cold_elsewhere(peer.confirming):
             self._routes.invalidate()  # its cold sessions were never told by their filters
         here = [each for each in self._orphaned if each.worker.same_place(peer.worker)]
-        self._succeed([each for each in here if not each.inherited])
+        self._let_go([each for each in here if not each.inherited])
         self._check_complete()
 
     def inherits(self, peer: Peer, incarnation: int) -> None:
@@ -540,9 +525,11 @@ class Mesh(LaneListener):
         self._reactor.soon(when)
 
     def pending(self) -> int:
-        """How much waits: barriers, confirmations, peers that are told everything, filters of peers that are gone."""
+        """How much waits: barriers, confirmations, what is to be heard, peers that are told everything, and filters of
+        peers that are gone.
+        """
         waiting = self._barriers.pending() + self._announcements.waiting()
-        return waiting + len(self._full_sync.pending) + len(self._withdrawals.pending)
+        return waiting + self._all_heard.pending() + len(self._full_sync.pending) + len(self._withdrawals.pending)
 
     # Work in pages, and what is done from time to time.
 

@@ -135,7 +135,7 @@ class ColdSessions(ColdReceiver):
         self._counters = counters
         self._abandon = abandon
         self._clock = clock
-        self._when_confirmed = when_confirmed
+        self.when_heard = when_confirmed  # with other workers: `Mesh.when_heard()`
         self._opened = opened
         self._owners: list[bytes] = [b""] * FIRST_FORMER  # incarnations by their numbers
         self._numbers: dict[bytes, int] = {}
@@ -248,7 +248,7 @@ class ColdSessions(ColdReceiver):
         """The read of a session was answered."""
         client = warming.client
         if outcome == MISSING:
-            self._when_confirmed(partial(self._is_elsewhere, warming))
+            self.when_heard(partial(self._is_elsewhere, warming))
             return
         del self._warming[client]
         if outcome != FOUND or adopted is None:
@@ -273,7 +273,7 @@ class ColdSessions(ColdReceiver):
         self._walk_on(now)
 
     def _is_elsewhere(self, warming: Warming) -> None:
-        """The session was not found, and this worker knows what other workers have told before it was taken."""
+        """The session was not found, and this worker has heard all that may have taken it."""
         del self._warming[warming.client]
         self._give_up(warming, self._clock(), False)
 

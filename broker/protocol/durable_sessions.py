@@ -83,6 +83,8 @@ class DurableSessions:
         self._all_read = False
         self._adopted = False  # they are here, with their subscriptions
         self._arriving: set[str] = set()  # clients whose sessions are being taken
+        # With other workers: `Mesh.when_heard()`.
+        self.when_heard: Callable[[Callable[[], None]], None] = partial(when_confirmed, None)
         self.settled: Callable[[], None] = _nothing  # called when all sessions of this worker are another one's
         self._enrolling = 0  # sessions that were read, and whose subscriptions are not all registered
         self._waiting: list[Callable[[], None]] = []  # until then
@@ -307,7 +309,7 @@ class DurableSessions:
     def taken(self, clients: list[bytes], now: float) -> None:
         """Another worker has taken the sessions of *clients*, as this one did not answer: they end here.
 
-        They stay in the routes until this worker has heard of what that worker had told before it took them, or a
+        They stay in the routes until this worker has heard all others, and with them the one that has them now, or a
         publish of a client here would reach nobody. If one was on its way to a third worker, what was refused here for
         it reaches nobody either: it comes again, before this worker lets go (cluster/forced_takeovers.py).
         """
@@ -324,7 +326,7 @@ class DurableSessions:
                 self._lifecycle.evict(session, withdraw=False)
                 if isinstance(former, LeavingFilter):
                     self._abandon(former.take_refused())
-                self._when_confirmed(None, partial(self._leave_routes, session, forced))
+                self.when_heard(partial(self._leave_routes, session, forced))
             else:
                 self.cold.taken(client)
 

@@ -397,7 +397,7 @@ def test_a_session_that_is_elsewhere_keeps_its_place_until_this_worker_knows_whe
     away(node)
     cool(node)
     cold, told = cold_of(node.worker), list[Callable[[], None]]()
-    cold._when_confirmed = told.append
+    cold.when_heard = told.append
     asked = node.redis.client()
     asked.delete(*asked.keys("*:session:*"))
     cold.taken(b"client")

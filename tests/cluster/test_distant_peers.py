@@ -367,6 +367,35 @@ def test_publishes_wait_for_a_session_that_has_moved_unheard(durable: Callable[[
     assert [PUBACK] == [packet.kind for packet in publisher.receive() if isinstance(packet, Ack)]
 
 
+def test_publishes_wait_for_a_session_that_was_taken_from_here_unheard(durable: Callable[[int], Node]) -> None:
+    """A worker gives up one that stands still, and takes a session from it. That one hears from Redis that it has lost
+    the session, before it hears who has it.
+    """
+    node = durable(4)
+    still, _, beside, owner = node
+    subscribed(lasting(still, "me"), "a")
+    publisher, later = still.connect("publisher", V5), still.connect("later", V5)
+    still.stopped = beside.stopped = True
+    for silent in (still, beside):
+        peer = node.peer(owner, silent)
+        owner.mesh.lane_lost(peer, peer.control)
+    session = lasting(owner, "me")
+    still.stopped = beside.stopped = False
+    publish(publisher, b"1")
+    node.advance(0.1)
+    assert still.session("me") is None
+    owner.stopped = True
+    node.advance(SILENCE + 0.2)
+    before = publish(later, b"2")
+    owner.stopped = False
+    node.advance(0.5)
+    publish(still.connect("last", V5), b"3")
+
+    assert (0, [b"3"]) == (before, payloads(session))
+    assert [] == [packet for packet in (*publisher.receive(), *later.receive()) if isinstance(packet, Ack)]
+    assert publisher.closed and later.closed  # and both publish again
+
+
 def test_a_worker_that_was_taken_for_dead_has_nothing_that_is_waited_for(durable: Callable[[int], Node]) -> None:
     """Others have its sessions: once it is gone, publishers would wait for a worker that has none."""
     node = durable(2)
