@@ -77,6 +77,9 @@ class Dialler:
         elif self._stream is not None:
             self._stream.outbox.write(data)
 
+    def unread(self) -> bool:
+        return self._stream is not None and self._stream.queued
+
     def close(self) -> None:
         self._waiting = None
         stream = self._stream

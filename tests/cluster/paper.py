@@ -12,12 +12,16 @@ HANDSHAKE_REPLIES: Final = b"+OK\r\n+PONG\r\n"
 class Paper:
     def __init__(self) -> None:
         self.written = b""
+        self.waiting = False  # bytes have come that the worker has not received
 
     def open(self, address: RedisAddress, line: RedisConnection) -> str:
         return ""
 
     def write(self, data: bytes) -> None:
         self.written += data
+
+    def unread(self) -> bool:
+        return self.waiting
 
     def close(self) -> None:
         self.written = b""

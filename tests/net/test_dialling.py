@@ -34,7 +34,8 @@ class Asking:
         self.log = Lines()
         self.failures: list[Exception] = []
         self.replies: list[object] = []
-        self.commands = CommandPipeline(Dialler(broker.reactor, self.failures.append), address, "test", self.log)
+        self.dialler = Dialler(broker.reactor, self.failures.append)
+        self.commands = CommandPipeline(self.dialler, address, "test", self.log)
         self.commands.start(broker.clock.now)
 
     def ask(self, *words: str | bytes | int) -> None:
@@ -77,6 +78,20 @@ def test_replies_beyond_the_quantum_come_in_the_next_rounds(brokers: Brokers, se
     asking.until(lambda: len(asking.replies) == 8000)
 
     assert {b"PONG"} == set(asking.replies)
+
+
+def test_a_connection_that_waits_for_its_round_is_unread(brokers: Brokers, server: RunningRedis) -> None:
+    """A busy worker would take a reply that it has not looked at for one that has not come."""
+    broker = brokers()
+    asking = Asking(broker, server.address)
+    asking.until(lambda: asking.commands.state == READY)
+    (stream,) = [one for one in broker.reactor.table if one is not None and one.handler is not None]
+    before = asking.dialler.unread()
+    broker.reactor.enqueue(stream)  # as when the kernel reports input
+    waiting = asking.dialler.unread()
+    broker.settle()
+
+    assert (False, True, False) == (before, waiting, asking.dialler.unread())
 
 
 def test_an_exception_in_a_callback_costs_one_reply(brokers: Brokers, server: RunningRedis) -> None:

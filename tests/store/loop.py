@@ -97,6 +97,9 @@ class SocketWire:
     def write(self, data: bytes) -> None:
         self.unsent += data
 
+    def unread(self) -> bool:
+        return False
+
     def close(self) -> None:
         if self.sock is not None:
             self.sock.close()

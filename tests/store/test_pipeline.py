@@ -124,6 +124,43 @@ def test_a_stopped_server_is_noticed_and_found_again(start_redis: StartRedis, lo
     assert 0.0 == commands.unresponsive_for(loop.now())
 
 
+def test_a_reply_that_waits_in_a_busy_worker_is_not_late(loop: Loop) -> None:
+    """Clients of a busy worker would be refused, and their claims repeated, although Redis has answered in time."""
+    commands, paper = on_paper(loop)
+    commands.receive(HANDSHAKE_REPLIES, 1000, 0.0)
+    told: Told = []
+    for _ in range(3):
+        commands.submit(
+            CallbackCommand(packed("PING"), 0.3, lambda reply, failure: told.append((reply, failure))), now=0.0
+        )
+    commands.receive(b"+one\r\n+two\r\n", 1, now=0.1)  # the round has time for one of them
+    commands.tick(0.2)
+    due = commands.tick(0.4)
+
+    assert ([(b"one", None)], 0.4, 0.0) == (told, due, commands.unresponsive_for(0.4))
+    paper.waiting = True  # the third one is in the socket
+    commands.receive(b"", 1000, now=0.45)
+    commands.tick(0.6)
+    assert [(b"one", None), (b"two", None)] == told
+    paper.waiting = False
+    commands.tick(0.7)
+    assert [(None, StoreFailure.TIMEOUT)] == told[2:]
+
+
+def test_a_busy_worker_does_not_take_redis_for_silent(loop: Loop) -> None:
+    """All that it has asked would be lost with the connection, and the next one would be as late."""
+    commands, paper = on_paper(loop)
+    commands.receive(HANDSHAKE_REPLIES, 1000, 0.0)
+    told: Told = []
+    commands.submit(CallbackCommand(packed("PING"), 9.0, lambda reply, failure: told.append((reply, failure))), now=0.0)
+    paper.waiting = True
+    for now in (0.2 * turn for turn in range(20)):
+        commands.tick(now)
+    commands.receive(b"+PONG\r\n", 1000, now=4.0)
+
+    assert ([(b"PONG", None)], READY) == (told, commands.state)
+
+
 def test_who_was_asleep_hears_what_was_said_meanwhile(start_redis: StartRedis, loop: Loop) -> None:
     """After Ctrl-Z and fg a worker would take Redis for dead, and turn clients away."""
     server = start_redis()

@@ -83,6 +83,10 @@ class ByteStream(Protocol):
         """Send *data* at the end of the tick."""
         ...
 
+    def unread(self) -> bool:
+        """Whether bytes have come, by the last look at the socket, that wait to be received or to be handled."""
+        ...
+
     def close(self) -> None:
         """Close the socket; nothing more is received from it."""
         ...
@@ -149,7 +153,7 @@ class RedisConnection:
                 return float("inf")
             late = self._last_reply + SILENCE_TIMEOUT
             if now >= late:
-                if not self.on_time:
+                if not self.on_time or self._lags():
                     return now
                 self._disconnect(StoreFailure.TIMEOUT, f"silent for {SILENCE_TIMEOUT:g} s", now)
                 return self._next
@@ -160,6 +164,10 @@ class RedisConnection:
             else:
                 self._dial(now)
         return self._next
+
+    def _lags(self) -> bool:
+        """Whether the server has sent what this worker has not handled: a reply that seems late may be there."""
+        return self.more_replies or self._wire.unread()
 
     def receive(self, data: bytes, quantum: int, now: float) -> int:
         """The server sent *data*: handle replies for about *quantum* units; return the units used."""

@@ -6,6 +6,10 @@
 # at most. If the connection ends before the reply, nobody knows what the server did: the command fails as LOST, and is
 # not sent again from here.
 #
+# A busy worker may have a reply for longer than the server took to make it. So nothing times out before all that has
+# come is handled. Otherwise the answers of a server that is quick enough would be thrown away, and asking again would
+# make the worker busier still, until no answer comes in time.
+#
 # At most MOST commands of MOST_BYTES bytes have no reply; beyond that a command fails as BACKLOG_FULL at once. A single
 # command of any size passes if nothing else waits.
 #
@@ -129,12 +133,12 @@ class CommandPipeline(RedisConnection):
     def unresponsive_for(self, now: float) -> float:
         """Seconds for which Redis has not answered although a reply is expected; 0.0: it answers."""
         if self.state == READY:
-            return now - self._last_reply if self._sent else 0.0
+            return now - self._last_reply if self._sent and not self._lags() else 0.0
         return now - self.down_since
 
     def tick(self, now: float) -> float:
         due = super().tick(now)
-        if not self.on_time and self.statistics.waiting:
+        if self.statistics.waiting and (not self.on_time or self._lags()):
             return min(due, now)
         for waiting in [
             *self._by_patience.values()
@@ -178,6 +182,7 @@ class CommandPipeline(RedisConnection):
                 self._disconnect(failure, str(reply), now)
         elif command.done:
             command.replied_late(reply, now)
+            return REPLY
         else:
             command.done = True
             command.replied(reply, now)

@@ -134,6 +134,9 @@ class ModelRedis:
         while (command := self._reader.gets()) is not False:
             self._received.append(command)
 
+    def unread(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.connection = None
         self._received.clear()

@@ -51,6 +51,9 @@ class PaperLine:
         while (words := self._reader.gets()) is not False:
             self._world.asked(self, words)
 
+    def unread(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 
