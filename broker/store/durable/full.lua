@@ -4,7 +4,8 @@
 --   ARGV how many client ids of the fence it knows, the number of this call; then each command: how many words, words
 --   -> client ids of the fence that it does not know; for each command 0, or its error
 --
--- Four commands are none of the server: `reduce`, `index`, `give` and `release`, as the functions below take them.
+-- Four commands are none of the server: `reduce`, `index` and `release`, as the functions below take them, and `give`, as
+-- the function of giving.lua does.
 --
 -- A server that is full refuses a script at its first command that may take memory, unless the script has written
 -- before: Redis 6.2 and 7.0 and Valkey 9.1 alike. Redis 6 knows no flags of scripts (allow-oom came with Redis 7). So the first
@@ -28,26 +29,6 @@ end
 local function set_index(index, client, value) -- as SET_INDEX in index.py
   local there = redis.pcall('HEXISTS', index, client)
   return there == 1 and redis.pcall('HSET', index, client, value) or there
-end
-
-local function give(words) -- indexes of both owners, commit number of the new one; then as for `give` in sessions.lua
-  local client, record, taken = words[5], words[6] .. words[5], words[9] .. words[5]
-  local value = redis.call('HGET', words[1], client)
-  if not value or redis.call('EXISTS', record) == 0 then
-    return 0
-  end
-  if redis.call('TTL', words[3]) ~= -1 then
-    return { err = 'TAKERENDED the worker that is to own the session has ended' }
-  end
-  redis.call('HDEL', words[1], client)
-  redis.call('HSET', words[2], client, value)
-  for kind = 6, 8 do
-    if redis.call('EXISTS', words[kind] .. client) == 1 then
-      redis.call('RENAME', words[kind] .. client, words[kind + 3] .. client)
-    end
-  end
-  redis.pcall('HSETNX', taken, '\0', words[12])
-  return 0
 end
 
 local function release(record, state, client, lease_field, field, channel, notice) -- as RELEASE_LEASE in removals.py

@@ -59,47 +59,44 @@ redis.call('HSET', KEYS[3], ARGV[4], 'F' .. string.sub(lease, 17))
 redis.call('PUBLISH', ARGV[5], ARGV[6])
 return 1
 """
-# A worker gives one session away; full.lua does the same. KEYS both indexes, commit number of the new owner; ARGV the
-# op, client id, keys of the former owner, keys of the new one, Unix time in seconds. The answer is what `read` of
-# sessions.lua answers for the session, if that is short: with at most 100 entries, which is little work to pass on;
-# 1: it is not short; 0: there is no such session, or it was taken before: this may arrive long after the death of the
-# worker, behind writes to keys that nobody reads any more. It is an error if the new owner has ended: its commit number
-# expires once its sessions are being adopted, and what became one of them would be read by nobody.
+SHORT: Final = 100  # entries of a session that is passed on with the answer, which is little work for three workers
+
+
+def _text(name: str) -> bytes:
+    """The script in the file *name*, without the lines that are comments: some are sent with each call."""
+    lines = files("broker.store.durable").joinpath(name).read_bytes().splitlines()
+    return b"\n".join([line for line in lines if not line.startswith(b"--")])
+
+
+GIVING: Final = _text("giving.lua")
+# A worker gives one session away. KEYS both indexes, commit number of the new owner; ARGV the op, client id, keys of
+# the former owner, keys of the new one, Unix time in seconds. The answer is what `read` of sessions.lua answers for
+# the session, if that is SHORT; 1: it is not short; 0: there is no such session, or it was taken before: this may
+# arrive long after the death of the worker, behind writes to keys that nobody reads any more. It is an error if the
+# new owner has ended.
 #
 # It is sent with each session that moves, and the server takes the digest of its text each time: as a part of
 # sessions.lua it cost 110 us.
-GIVE_SESSION: Final = b"""
-local client, from, to = ARGV[2], 3, 6
-local value = redis.call('HGET', KEYS[1], client)
-if not value or redis.call('EXISTS', ARGV[from] .. client) == 0 then
-  return 0
+GIVE_SESSION: Final = (
+    GIVING
+    + b"""
+local words = { KEYS[1], KEYS[2], KEYS[3], unpack(ARGV) }
+local answer = give(words)
+if answer ~= 1 then
+  return answer
 end
-if redis.call('TTL', KEYS[3]) ~= -1 then
-  return redis.error_reply('TAKERENDED the worker that is to own the session has ended')
-end
-redis.call('HDEL', KEYS[1], client)
-redis.call('HSET', KEYS[2], client, value)
-for kind = 0, 2 do
-  if redis.call('EXISTS', ARGV[from + kind] .. client) == 1 then
-    redis.call('RENAME', ARGV[from + kind] .. client, ARGV[to + kind] .. client)
-  end
-end
-local record, queue, released = ARGV[to] .. client, ARGV[to + 1] .. client, ARGV[to + 2] .. client
-redis.pcall('HSETNX', record, '\\0', ARGV[9])
+local client = words[5]
+local record, queue, released = words[9] .. client, words[10] .. client, words[11] .. client
 local fields, ids = redis.pcall('HLEN', record), redis.pcall('SCARD', released)
-if type(fields) ~= 'number' or fields > 100 or type(ids) ~= 'number' or ids > 100 then
+if type(fields) ~= 'number' or fields > %d or type(ids) ~= 'number' or ids > %d then
   return 1
 end
-return {
-  redis.pcall('HGETALL', record),
-  redis.pcall('LINDEX', queue, 0),
-  redis.pcall('LINDEX', queue, -1),
-  redis.pcall('LLEN', queue),
-  redis.pcall('SMEMBERS', released),
-}
+return session(record, queue, released)
 """
-SESSIONS: Final = files("broker.store.durable").joinpath("sessions.lua").read_bytes()
-FULL: Final = files("broker.store.durable").joinpath("full.lua").read_bytes()
+    % (SHORT, SHORT)
+)
+SESSIONS: Final = GIVING + b"\n" + _text("sessions.lua")
+FULL: Final = GIVING + b"\n" + _text("full.lua")
 
 
 def size_of(words: Words) -> int:

@@ -18,8 +18,9 @@
 --          its own (removals.py)
 --          KEYS both indexes, commit number of the new owner, fence of the former owner
 --          ARGV op, client id, keys of the former owner, keys of the new one, Unix time in seconds
---          -> as read, of that session; an error if the new owner has ended, see below. A call may be repeated, if its answer was lost: then the session is that of the
---             new worker, and what is under the keys of the former one was written by that worker since
+--          -> as read, of that session; an error if the new owner has ended (giving.lua). A call may be repeated, if its
+--             answer was lost: then the session is that of the new worker, and what is under the keys of the former one
+--             was written by that worker since
 --   find   which worker of any node has a session, beside the one that asks
 --          KEYS the nodes; ARGV op, client id, incarnation and node of the worker that asks, how the keys of indexes begin,
 --          and those of the workers of a node
@@ -54,14 +55,6 @@ local function leave_former(clients)
   redis.call(remove, KEYS[1], unpack(clients))
 end
 
--- The commit number of a worker expires once its sessions are being adopted: what became one of them would be read by
--- nobody. The taking worker has ended, and the server reads late what it had sent.
-local ENDED = 'TAKERENDED the worker that is to own the session has ended'
-
-local function new_owner_has_ended()
-  return redis.call('TTL', KEYS[3]) ~= -1
-end
-
 -- ARGV has the keys of the former owner from *at* on, those of the new one, and the time.
 local function move(client, at)
   for kind = at, at + 2 do
@@ -73,16 +66,6 @@ end
 
 local function left(client, at)
   redis.pcall('HSETNX', ARGV[at + 3] .. client, LEFT, ARGV[at + 6]) -- its client was connected; or it is no hash
-end
-
-local function session(record, queue, released)
-  return {
-    redis.pcall('HGETALL', record),
-    redis.pcall('LINDEX', queue, 0),
-    redis.pcall('LINDEX', queue, -1),
-    redis.pcall('LLEN', queue),
-    redis.pcall('SMEMBERS', released),
-  }
 end
 
 -- A record without LEFT gets it: its client was connected. Returns its bytes.
@@ -169,7 +152,7 @@ if op == 'take' then
     leave_former({ client })
   end
   local found = has(KEYS[1], client) and exists(ARGV[3] .. client)
-  if found and new_owner_has_ended() then
+  if found and has_ended(KEYS[3]) then
     return redis.error_reply(ENDED)
   end
   if found then
