@@ -262,6 +262,7 @@ def measure(bench: Bench, clients: int, quick: bool) -> tuple[str, dict[str, Any
         ["p99 there of stored sessions, ms", number(drained["stored_p99_ms"]), MOST_P99_MS],
         ["both before the drain", f"{number(drained['p99_before_ms'])}, {number(drained['stored_p99_before_ms'])}", ""],
         ["processors that are busy", number(drained["busy"]), os.cpu_count()],
+        ["of them with these clients", number(drained["own"]), ""],
     ]
     pair = died["pair"]
     death: list[list[object]] = [
@@ -343,14 +344,15 @@ def _drain(bench: Bench, nodes: list[BrokerProcess], clients: int, rate: int) ->
         _publish(load, publishers, rate, time.perf_counter() + BEFORE)
     name = node.status(first.control)["node"]
     with _witnesses(bench, second, "during") as during:
-        began, used = time.perf_counter(), _processor_seconds()
+        began, used, own = time.perf_counter(), _processor_seconds(), time.process_time()
         node.ask(first.control, "drain", node=name, force=False)
         while node.ask(first.control, "drain_progress", node=name)["state"] != "drained":
             assert time.perf_counter() - began < LONGEST, "the node is not drained"
             _publish(load, publishers, rate, time.perf_counter() + 0.2)
         seconds = time.perf_counter() - began
         _publish(load, publishers, rate, time.perf_counter() + BEFORE)  # the last ones have been sent away, not let in
-        busy = (_processor_seconds() - used) / (time.perf_counter() - began)
+        elapsed = time.perf_counter() - began
+        busy, own = (_processor_seconds() - used) / elapsed, (time.process_time() - own) / elapsed
     _until(load, lambda: not any(one.open() for one in publishers), QUIET, "acknowledge all")
     missing = [one.acked - other.came for one, other in zip(publishers, subscribers, strict=True)]
     deadline = time.perf_counter() + QUIET
@@ -372,6 +374,7 @@ def _drain(bench: Bench, nodes: list[BrokerProcess], clients: int, rate: int) ->
         "p99_before_ms": before[0],
         "stored_p99_before_ms": before[1],
         "busy": busy,
+        "own": own,
     }
 
 
