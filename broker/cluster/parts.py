@@ -47,6 +47,7 @@ from broker.routing.routes import Routes
 from broker.session.origin import Origin
 from broker.session.queue import MessageBudget
 from broker.store.durable.application_logs import log_settings
+from broker.store.durable.commit_delays import Holds
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.replication import Replication
 from broker.store.durable.shared_bodies import SharedBodies
@@ -142,7 +143,7 @@ class ClusterLinks:
         Publishes wait at a gate of *throttle*, messages in memory count in *budget*. *most_unwritten*: bytes of changes
         of *retained* that are not stored yet. To be called once.
         """
-        base, redis = self._base, self._redis
+        base, redis, reactor = self._base, self._redis, self._base.reactor
         if redis is None or base.config.store.durability == MEMORY:
             return None
         worker, me, keys = base.worker, base.worker.incarnation_text.encode(), Keys(base.config.redis.prefix)
@@ -164,16 +165,14 @@ class ClusterLinks:
             fence=keys.fence(me),
             commit_number=keys.commit_number(me),
             wall=base.wall,
-            hold=base.config.store.hold,
+            holds=Holds(base.config.store.hold, reactor.read_up_to, reactor.flushing.share, reactor.flushing.hold),
             gate=StoreGate(gate, throttle.opened),
             counters=base.counters,
             bodies=SharedBodies(keys, me, base.config.limits.queue_ttl),
             replication=replication,
             era=bytes.fromhex(redis.era),
-            read_up_to=base.reactor.read_up_to,
-            flushing=base.reactor.flushing,
         )
-        ttl, soon = base.config.limits.queue_ttl, base.reactor.soon
+        ttl, soon = base.config.limits.queue_ttl, reactor.soon
         self.durable_store = DurableStore(commands, commit, keys, worker, base.workers, budget, base.wall, ttl, soon)
         self.durable_store.store_retained(retained, self.stamps, most_unwritten)
         if self.carrier is not None and self.log_gate is not None:

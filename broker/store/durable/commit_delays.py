@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from broker.delivery.flushing import Flushing
 from broker.store.durable.writer import Writer
 
 GATHERED: Final = 0.01  # seconds at most that a message for so many waits for others
@@ -31,18 +30,27 @@ SMOOTHING: Final = 1 / 16
 NEVER: Final = float("inf")
 
 
+def _zero() -> float:
+    return 0.0
+
+
 class Holds:
     """The writers that may write later, until what they have to write is due."""
 
     def __init__(
-        self, seconds: float, read_up_to: Callable[[], float] | None = None, flushing: Flushing | None = None
+        self,
+        seconds: float,
+        read_up_to: Callable[[], float] | None = None,
+        share: Callable[[], float] = _zero,
+        outbox_hold: Callable[[], float] = _zero,
     ) -> None:
-        """*read_up_to*: see `Reactor.read_up_to()`; None: reading is never behind. *flushing*: None: nothing else makes
-        a hold longer.
+        """*read_up_to*: see `Reactor.read_up_to()`; None: reading is never behind. *share*: of the time, in which the
+        worker works lately. *outbox_hold*: seconds for which outboxes may be held now.
         """
         self.read_up_to = read_up_to
         self._seconds = seconds
-        self._flushing = flushing
+        self._share = share
+        self._outbox_hold = outbox_hold
         self._held: deque[tuple[float, list[Writer]]] = deque()  # in the order in which they are due
         self._new: list[Writer] = []  # since the last tick
         self._new_at = 0.0  # when the last of those came
@@ -97,12 +105,9 @@ class Holds:
         longer = 0.0
         if self.read_up_to is not None:
             longer = BEHIND * (now - self.read_up_to())
-        flushing = self._flushing
-        if flushing is None:
-            return min(LONGEST_HOLD, longer)
-        if longer < self.answers and flushing.share() >= BUSY:
+        if longer < self.answers and self._share() >= BUSY:
             longer = self.answers
-        return min(LONGEST_HOLD, longer) + flushing.hold()
+        return min(LONGEST_HOLD, longer) + self._outbox_hold()
 
 
 class Gathering:

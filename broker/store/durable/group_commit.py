@@ -32,7 +32,6 @@ from typing import Final, cast
 
 from hiredis import ReplyError
 
-from broker.delivery.flushing import Flushing
 from broker.metrics.counters import Counters
 from broker.reasons import StoreFailure
 from broker.store.durable.commit_delays import Gathering, Holds
@@ -74,21 +73,19 @@ class GroupCommit:
         fence: bytes,
         commit_number: bytes,
         wall: Callable[[], float],
-        hold: float,
+        holds: Holds,
         gate: StoreGate,
         counters: Counters,
         bodies: SharedBodies,
         replication: Replication | None = None,
         era: bytes = b"",
-        read_up_to: Callable[[], float] | None = None,
-        flushing: Flushing | None = None,
     ) -> None:
         """*commands*: a connection that no other part writes to, and that `redis_ready()` follows. *fence*,
         *commit_number*: keys.
 
-        *wall*: Unix time in seconds. *hold*: seconds that the writes of `later()` may wait. *gate* is told of what is
-        written. *replication*: says when replicas have it; None: nobody waits for replicas. *era*: of what is stored,
-        which its writers may note (tokens.py). *read_up_to*, *flushing*: see `Holds`.
+        *wall*: Unix time in seconds. *holds*: of the writes of `later()`. *gate* is told of what is written.
+        *replication*: says when replicas have it; None: nobody waits for replicas. *era*: of what is stored, which its
+        writers may note (tokens.py).
         """
         self.now = 0.0  # at the last tick
         self._commands = commands
@@ -97,7 +94,7 @@ class GroupCommit:
         self.era: Final = era
         self._fence_key = fence
         self._number_key = commit_number
-        self.holds: Final = Holds(hold, read_up_to, flushing)
+        self.holds: Final = holds
         self.gate: Final = gate
         self.bodies: Final = bodies
         self._wall = wall

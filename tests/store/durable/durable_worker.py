@@ -13,6 +13,7 @@ from broker.session.queue import MessageBudget
 from broker.session.session import Session
 from broker.store.durable.adoption import AdoptedSession
 from broker.store.durable.application_logs import LogSettings
+from broker.store.durable.commit_delays import Holds
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.record import SessionRecord
@@ -74,7 +75,7 @@ def store_of(
         fence=fence,
         commit_number=commit_number,
         wall=wall,
-        hold=HOLD,
+        holds=Holds(HOLD),
         gate=gate,
         counters=Counters(),
         bodies=SharedBodies(KEYS, me, ttl),

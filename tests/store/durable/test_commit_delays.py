@@ -23,7 +23,7 @@ def held(holds: Holds, now: float) -> Writer:
 
 def test_each_hold_is_over_in_its_time() -> None:
     """What a quick client acknowledges would be stored, or what a slow one does not would not be, or twice."""
-    holds = Holds(HOLD, None)
+    holds = Holds(HOLD)
     first = held(holds, 10.0)
     assert holds.due() == 10.0 + HOLD
     second = held(holds, 10.001)
@@ -38,7 +38,7 @@ def test_each_hold_is_over_in_its_time() -> None:
 
 def test_what_comes_between_two_ticks_is_written_together() -> None:
     """A worker with much to do would send a transaction for each of its writers."""
-    holds = Holds(HOLD, None)
+    holds = Holds(HOLD)
     writers = [held(holds, 10.0), held(holds, 10.0001)]
 
     assert holds.due() == 10.0001 + HOLD
@@ -60,12 +60,12 @@ def test_a_hold_lasts_longer_while_reading_is_behind(behind: float) -> None:
     assert [late] == holds.take_due(now)
 
 
-def worked(share: float, longest: float = 0.0) -> Flushing:
-    """That of a worker that worked for *share* of the time lately, and holds outboxes for *longest* seconds at most."""
+def worked(share: float, hold: float = HOLD, longest: float = 0.0) -> Holds:
+    """Of a worker that worked for *share* of the time lately, and holds outboxes for *longest* seconds at most."""
     dirty: Ring[Outbox] = Ring()
     flushing = Flushing(dirty, longest=longest, buffered=0.0, most=10)
     flushing.worked(share, 1.0)
-    return flushing
+    return Holds(hold, None, flushing.share, flushing.hold)
 
 
 def duration(holds: Holds, now: float) -> float:
@@ -77,13 +77,13 @@ def duration(holds: Holds, now: float) -> float:
 
 def test_a_hold_lasts_longer_by_the_time_that_outboxes_are_held() -> None:
     """A message would be stored that was not sent yet, so that no client could acknowledge it."""
-    assert HOLD == pytest.approx(duration(Holds(HOLD, None, worked(CALM, 0.005)), 10.0))
-    assert HOLD + 0.005 == pytest.approx(duration(Holds(HOLD, None, worked(1.0, 0.005)), 10.0))
+    assert HOLD == pytest.approx(duration(worked(CALM, longest=0.005), 10.0))
+    assert HOLD + 0.005 == pytest.approx(duration(worked(1.0, longest=0.005), 10.0))
 
 
 def test_a_busy_worker_waits_for_clients_that_answer_a_little_later() -> None:
     """It would store and remove each of their messages, and has no time for that."""
-    holds = Holds(HOLD, None, worked(BUSY))
+    holds = worked(BUSY)
     for _ in range(10):
         holds.removed(0.008)
     longer = duration(holds, 10.0)
@@ -97,7 +97,7 @@ def test_a_busy_worker_waits_for_clients_that_answer_a_little_later() -> None:
 
 def test_a_worker_with_time_stores_what_distant_clients_answer_late() -> None:
     """Their publishers would wait for a round trip of the subscriber."""
-    holds = Holds(HOLD, None, worked(BUSY * 0.99))
+    holds = worked(BUSY * 0.99)
     for _ in range(1000):
         holds.removed(0.03)
 
@@ -106,7 +106,7 @@ def test_a_worker_with_time_stores_what_distant_clients_answer_late() -> None:
 
 def test_clients_that_answer_much_later_make_holds_short_again() -> None:
     """A busy worker would hold messages, and answer their publishers later, although it saves nothing by it."""
-    holds = Holds(HOLD, None, worked(1.0))
+    holds = worked(1.0)
     for _ in range(1000):
         holds.removed(0.03)
     for _ in range(1000):
@@ -117,7 +117,7 @@ def test_clients_that_answer_much_later_make_holds_short_again() -> None:
 
 def test_who_is_to_be_asked_at_once_is_whoever_is_behind() -> None:
     """Without `store.hold`, a worker that is behind would hold messages all the same."""
-    holds = Holds(0.0, lambda: 0.0, worked(1.0, 0.005))
+    holds = worked(1.0, 0.0, 0.005)
     holds.removed(0.03)
     late = held(holds, 10.0)
 

@@ -23,6 +23,7 @@ from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.adoption import AdoptedSession
 from broker.store.durable.application_logs import LogSettings
+from broker.store.durable.commit_delays import Holds
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.group_queue import is_pending_will
 from broker.store.durable.index import READ, index_value
@@ -129,7 +130,7 @@ class SimWorker:
             fence=KEYS.fence(self.incarnation),
             commit_number=KEYS.commit_number(self.incarnation),
             wall=world.wall,
-            hold=world.hold,
+            holds=Holds(world.hold),
             gate=StoreGate(Gate(OVERLOAD, "store", 1, 0.0), lambda gate, now: None),
             counters=self.counters,
             bodies=SharedBodies(KEYS, self.incarnation, world.ttl),
