@@ -639,6 +639,27 @@ def test_a_session_is_taken_from_a_worker_that_hangs_although_redis_names_anothe
     assert (["session 3"] if clean else ["queue 3", "session 3"]) == stored_at(redis)
 
 
+def test_a_worker_whose_index_names_a_session_without_a_record_has_none(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """The session would be looked for there again and again, and be begun anew while another worker has it."""
+    node = start_node(3)
+    subscriber(node[1]).drop()
+    publish(node[1], b"1")
+    keys = Keys("weir").sessions(Keys("weir").slice_of(b"me"), node[0].identity.incarnation_text.encode())
+    redis.client().hset(keys.index, b"me", b"")
+    named_as_owner(redis, node[0])
+    node[1].stopped = True
+    client = coming(node[2])
+    node[2].advance(2.2)
+    node[1].stopped = False
+    node.advance(0.3)
+
+    assert [True] == presence(client)
+    assert [(b"1", 1, True)] == messages(client)
+    assert ["queue 3", "session 3"] == stored_at(redis)
+
+
 def test_a_session_is_not_begun_anew_if_the_next_worker_adopts_it_while_it_moves(
     start_node: StartNode, redis: RunningRedis
 ) -> None:

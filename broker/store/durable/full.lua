@@ -8,8 +8,8 @@
 -- the function of giving.lua does.
 --
 -- A server that is full refuses a script at its first command that may take memory, unless the script has written
--- before: Redis 6.2 and 7.0 and Valkey 9.1 alike. Redis 6 knows no flags of scripts (allow-oom came with Redis 7). So the first
--- command is a write that changes nothing, and takes no memory.
+-- before: Redis 6.2 and 7.0 and Valkey 9.1 alike. Redis 6 knows no flags of scripts (allow-oom came with Redis 7). So
+-- the first command is a write that changes nothing, and takes no memory.
 local WORDS = 4000 -- of a command: Lua's stack has 8000
 
 local function reduce(first, last) -- groups of bodies, then for each how many packs are no more: see REDUCE

@@ -6,8 +6,8 @@
 --
 --   join     ...; the field of the subscription in the record; the identity of the topic and what is saved of each
 --            partition at first, if the group is new: the member is one from now on
---            -> 1; 0: the group is new, and nothing was given; -1: the subscription is not stored; -2: the topic is being
---            deleted: nothing was done
+--            -> 1; 0: the group is new, and nothing was given; -1: the subscription is not stored; -2: the topic is
+--            being deleted: nothing was done
 --   take     ...; channel, digest of the group: the member can be sent messages, and wants its part of the partitions
 --            -> {1, then partition and lease of each that it has}; {0}: it is not stored yet; {-1}: it is no member
 --            ...; then partitions: Kafka has assigned these to the member, which wants them and no others
@@ -206,8 +206,8 @@ for _, partition in ipairs(free) do
   end
 end
 
--- Too few, or others have too many: ask those that have the most. What members release that are not ready any more is told
--- by itself.
+-- Too few, or others have too many: ask those that have the most. What members release that are not ready any more is
+-- told by itself.
 local wanted, asked = least - #mine, {}
 while not by_kafka do
   local largest

@@ -1,7 +1,7 @@
 -- Durable sessions become those of another worker, and are read. Each call is atomic.
 --
--- broker/store/redis/keys.py describes the keys. But for fences, commit numbers and the workers, all keys of a call are in
--- one slice. Those of sessions end in a client id, and are given without it, in the order: records, queues, released.
+-- broker/store/redis/keys.py describes the keys. But for fences, commit numbers and the workers, all keys of a call are
+-- in one slice. Those of sessions end in a client id, and are given without it, in the order: records, queues, released.
 --
 --   count  KEYS an index; ARGV op
 --          -> how many entries it has
@@ -22,8 +22,8 @@
 --             answer was lost: then the session is that of the new worker, and what is under the keys of the former one
 --             was written by that worker since
 --   find   which worker of any node has a session, beside the one that asks
---          KEYS the nodes; ARGV op, client id, incarnation and node of the worker that asks, how the keys of indexes begin,
---          and those of the workers of a node
+--          KEYS the nodes; ARGV op, client id, incarnation and node of the worker that asks, how the keys of the workers
+--          of a node begin, of indexes, and of records
 --          -> {incarnation, shard, node}; nothing: none has it
 --   read   ARGV op, keys, client ids
 --          -> for each {record as of HGETALL, first pack, last pack, number of packs, released}
@@ -166,13 +166,15 @@ if op == 'take' then
 end
 
 if op == 'find' then
-  local nodes = redis.call('HKEYS', KEYS[1])
+  local client, nodes = ARGV[2], redis.call('HKEYS', KEYS[1])
   table.insert(nodes, 1, ARGV[4]) -- which may not be among them yet
   for n, node in ipairs(nodes) do
-    local workers = (n == 1 or node ~= ARGV[4]) and redis.call('HGETALL', ARGV[6] .. node) or {}
+    local workers = (n == 1 or node ~= ARGV[4]) and redis.call('HGETALL', ARGV[5] .. node) or {}
     for i = 1, #workers, 2 do
-      if workers[i] ~= ARGV[3] and has(ARGV[5] .. workers[i], ARGV[2]) then
-        return { workers[i], workers[i + 1], node }
+      local worker = workers[i]
+      -- an index may name a session whose record is gone: `take` would not take it, whoever else has it
+      if worker ~= ARGV[3] and has(ARGV[6] .. worker, client) and exists(ARGV[7] .. worker .. ':' .. client) then
+        return { worker, workers[i + 1], node }
       end
     end
   end

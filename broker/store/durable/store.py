@@ -291,10 +291,9 @@ class DurableStore(OnReady):
 
     def find(self, client: bytes, then: Callable[[WorkerId | None], None], now: float) -> None:
         """Call *then* with the other worker of any node that has the session of *client* stored, if there is one."""
-        keys, worker = self._keys, self._worker
-        indexes = keys.indexes(keys.slice_of(client))
-        words: list[str | bytes | int] = ["find", client, worker.incarnation_text, worker.node, indexes]
-        words.append(keys.durable_owners(""))
+        keys, worker, slice = self._keys, self._worker, self._keys.slice_of(client)
+        words: list[str | bytes | int] = ["find", client, worker.incarnation_text, worker.node]
+        words += [keys.durable_owners(""), keys.indexes(slice), keys.records(slice)]
         _Find(self, self._script.call([keys.nodes], words), then).send(now)
 
     def tick(self, now: float) -> float:
