@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 from analytics.backtest.outcome import Outcome
 from analytics.backtest.policy import Policy
 from analytics.backtest.run import Backtest
-from analytics.backtest.words import recorded, sentences, trust, weak
+from analytics.backtest.words import recorded, sentences, shown, trust, weak
 from cli.clients import visible
 from cli.overload_view import seconds
 from cli.printing import counted, table_of
@@ -23,7 +23,7 @@ ROWS: Final[list[Row]] = [
     ("  waiting at the end", lambda one: str(one.waiting)),
     ("clients throttled", lambda one: str(len(one.clients))),
     ("  total time", lambda one: seconds(one.throttled())),
-    ("highest level", lambda one: f"{one.level_peak:.1f}"),
+    ("highest level", lambda one: str(shown(one.level_peak))),
     ("  time above 0", lambda one: seconds(sum(one.level_s[1:]))),
     (f"  time at {OVERLOADED} and more", lambda one: seconds(sum(one.level_s[OVERLOADED:]))),
     ("99 % accepted within", lambda one: seconds(one.wait_of(0.99))),

@@ -25,8 +25,8 @@ def trust(was: Outcome, checked: Outcome) -> str:
     """Return how accurate the estimates are: the estimate for the recorded policy beside the recorded outcome."""
     return (
         f"Accuracy: for the recorded policy, the same estimate has a throttled time of {_time(checked.throttled())} "
-        f"(recorded: {_time(was.throttled())}) and a peak level of {_shown(checked.level_peak)} "
-        f"(recorded: {_shown(was.level_peak)}). Publishes arrive at their recorded times: a publish that a client sent "
+        f"(recorded: {_time(was.throttled())}) and a peak level of {shown(checked.level_peak)} "
+        f"(recorded: {shown(was.level_peak)}). Publishes arrive at their recorded times: a publish that a client sent "
         "later because it was throttled arrives as late in every estimate."
     )
 
@@ -49,7 +49,7 @@ def _happened(was: Outcome) -> str:
         verb = "was" if len(was.clients) == 1 else "were"
         throttled = f"{_clients(len(was.clients))} {verb} throttled for {_time(was.throttled())} in total{_mostly(was)}"
     lost = _lost(was)
-    parts = [throttled, f"the level peaked at {_shown(was.level_peak)}"]
+    parts = [throttled, f"the level peaked at {shown(was.level_peak)}"]
     if lost:
         parts.append(f"{_publishes(lost)} {'was' if lost == 1 else 'were'} lost")
     return f"{'; '.join(parts)}."
@@ -79,7 +79,7 @@ def _mostly(outcome: Outcome) -> str:
 
 
 def _level(was: Outcome, would: Outcome) -> str:
-    before, after = _shown(was.level_peak), _shown(would.level_peak)
+    before, after = shown(was.level_peak), shown(would.level_peak)
     if before != after:
         return f"the level would have peaked at {after} instead of {before}"
     return f"the level would have peaked at {after} as well"
@@ -106,7 +106,8 @@ def _lost(outcome: Outcome) -> int:
     return counted + outcome.lost
 
 
-def _shown(level: float) -> int:
+def shown(level: float) -> int:
+    """The level as `weir overload` shows it: rounded up."""
     return -int(-level // 1)
 
 

@@ -1,5 +1,6 @@
 # `weir simulate` on what a worker in this process recorded.
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def test_it_is_said_what_policies_would_have_changed(folder: Path) -> None:
     ):
         assert words in text
     assert max(map(len, shown.stdout.splitlines())) <= 100
+
+
+def test_the_table_has_the_levels_of_the_sentences(folder: Path) -> None:
+    """The highest level was 0.3 in the table, and the level peaked at 1 below it."""
+    told = weir("simulate", "--policy", str(folder / "off.toml"), "--folder", str(folder), "--local", COLUMNS="400")
+
+    (row,) = re.findall(r"highest level\s+(\S+)\s+(\S+)", told.stdout)
+    assert [row[0]] == re.findall(r"the level peaked at (\w+)", told.stdout)
+    assert [row[1]] == re.findall(r"the level would have peaked at (\w+)", told.stdout)
 
 
 def test_it_needs_no_spark_on_one_machine(folder: Path) -> None:
