@@ -37,10 +37,11 @@ INSTALL := $(BIN)/python deploy/install.py
 LOCK       := requirements.lock
 CONSTRAINT := $(if $(LOCK),--constraint $(LOCK))
 
-# The base interpreter: PYTHON if it is set, else the first of these that is new enough.
+# The base interpreter: PYTHON if it is set, else the first of these that is new enough. It is looked for once, and only
+# where an environment is made: a script of pyenv takes a tenth of a second, and seconds on a busy machine.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
-PYTHON     ?= $(firstword $(foreach p,python3 python3.11 python3.12 python3.13 python3.14,\
-	$(shell $(p) -c '$(NEW_ENOUGH)' 2>/dev/null && echo $(p))))
+PYTHON     ?= $(eval PYTHON := $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done))$(PYTHON)
 
 # What pyproject.toml asks for, one requirement a line: what a node needs, or also what building and testing it needs.
 REQUIREMENTS := import sys, tomllib; t = tomllib.load(open("pyproject.toml", "rb")); extras = t["project"]["optional-dependencies"]; \
