@@ -1,6 +1,8 @@
-# What tests of several workers have their clients do.
+# What tests of several workers have their clients do, and look at.
 from broker.mqtt.packets import PUBACK, Ack, Properties, Publish, SubAck, Subscribe, Wanted
-from tests.inprocess import Client
+from broker.net.stream import Stream
+from tests.innode import Node
+from tests.inprocess import Broker, Client
 
 
 def subscribed(client: Client, *filters: str | Wanted, properties: Properties | None = None) -> None:
@@ -24,3 +26,14 @@ def acknowledge(client: Client) -> None:
             client.send(Ack(PUBACK, packet.packet_id))
             packet.packet_id = 0  # acknowledged
     client.inbox[:0] = packets
+
+
+def lane(broker: Broker, other: Broker) -> Stream:
+    """What comes from *other* to *broker*: messages, and what has to keep its place among them."""
+    (peer,) = [peer for peer in broker.mesh.peers if peer.worker == other.identity]
+    return peer.data
+
+
+def sessions(node: Node, client_id: str = "me") -> list[int]:
+    """The workers that have one of the client."""
+    return [broker.number for broker in node if broker.session(client_id) is not None]

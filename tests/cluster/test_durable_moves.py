@@ -9,17 +9,15 @@ from broker.reasons import CloseReason
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.store import DurableStore
 from tests.cluster.across import names
-from tests.cluster.talk import subscribed
+from tests.cluster.talk import lane, sessions, subscribed
 from tests.cluster.test_durable_takeovers import (
     StartNode,
     arrive,
     coming,
     first_of_each,
-    lane,
     messages,
     publish,
     publish_again,
-    sessions,
     stored_at,
     subscriber,
 )

@@ -35,7 +35,7 @@ from broker.store.durable.record import SessionRecord
 from broker.store.durable.store import DurableStore
 from broker.store.redis.keys import Keys
 from tests.cluster.across import names
-from tests.cluster.talk import subscribed
+from tests.cluster.talk import lane, sessions, subscribed
 from tests.innode import Node
 from tests.inprocess import Broker, Client
 from tests.redis_servers import RunningRedis
@@ -76,17 +76,6 @@ def publish(broker: Broker, *said: bytes, qos: int = 1, topic: bytes = b"a") -> 
 
 def messages(client: Client) -> list[tuple[bytes, int, bool]]:
     return [(each.payload, each.packet_id, each.dup) for each in client.receive() if isinstance(each, Publish)]
-
-
-def lane(broker: Broker, other: Broker) -> Stream:
-    """What comes from *other* to *broker*: messages, and what has to keep its place among them."""
-    (peer,) = [peer for peer in broker.mesh.peers if peer.worker == other.identity]
-    return peer.data
-
-
-def sessions(node: Node) -> list[int]:
-    """The workers that have one of the client."""
-    return [broker.number for broker in node if broker.session("me") is not None]
 
 
 def stored_at(redis: RunningRedis) -> list[str]:

@@ -25,12 +25,11 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from broker.net.pauses import Pause
-from broker.net.stream import Stream
 from broker.session.origin import TransferFilter
 from broker.session.principal import ANONYMOUS
 from broker.session.session import Session
 from tests.cluster.across import names
-from tests.cluster.talk import payloads, subscribed
+from tests.cluster.talk import lane, payloads, sessions, subscribed
 from tests.innode import Node
 from tests.inprocess import Broker, Client
 from tests.redis_servers import RunningRedis
@@ -58,17 +57,6 @@ def goodbye(client: Client) -> int | None:
     said = client.receive()
     assert client.closed
     return said[-1].code if said and isinstance(said[-1], Disconnect) else None
-
-
-def lane(broker: Broker, other: Broker) -> Stream:
-    """What comes from *other* to *broker*: messages, and what has to keep its place among them."""
-    (peer,) = [peer for peer in broker.mesh.peers if peer.worker == other.identity]
-    return peer.data
-
-
-def sessions(node: Node, client_id: str = "me") -> list[int]:
-    """The workers that have one."""
-    return [broker.number for broker in node if broker.session(client_id) is not None]
 
 
 def publish(client: Client, topic: bytes, *said: bytes, qos: int = 1) -> None:
