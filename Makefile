@@ -168,10 +168,12 @@ $(VENV)/needs: $(BIN)/python pyproject.toml $(LOCK)
 	@touch $@
 
 # The dashboard and the analysis are optional: if one of them cannot be installed, make goes on without it.
+$(VENV)/analytics: PART := analysis
+$(VENV)/dashboard: PART := dashboard
 $(VENV)/dashboard $(VENV)/analytics: $(VENV)/needs
-	@echo "Installing what the $(@F) needs"
+	@echo "Installing what the $(PART) needs$(if $(filter analysis,$(PART)), (400 MB))"
 	@$(BIN)/python -c '$(REQUIREMENTS)' $(@F) >$@.txt
-	@$(PIP) install $(CONSTRAINT) -r $@.txt && touch $@ || echo "It could not be installed: Weir runs without the $(@F)."
+	@$(PIP) install $(CONSTRAINT) -r $@.txt && touch $@ || echo "It could not be installed: Weir runs without the $(PART)."
 
 $(VENV)/dev: $(VENV)/needs
 	@echo "Installing what its tests need"
