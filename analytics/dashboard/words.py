@@ -10,7 +10,7 @@ LONGEST: Final = 64  # characters of a name; of a longer one the beginning and t
 
 # (lowest level, word, effect on clients)
 LEVELS: Final = (
-    (8, "Overloaded", "Nearly all clients are throttled, so that the broker stays available."),
+    (8, "Overloaded", "All clients but modest ones are throttled, so that the broker stays available."),
     (5, "Throttling hard", "Costly clients are throttled; other clients are served."),
     (3, "Throttling", "Costly clients are slowed down."),
     (1, "Busy", "Very costly clients are slowed down a little."),
