@@ -1,7 +1,7 @@
 # Redis clients of the analysis, from an address in one of the forms of `redis.url`.
 #
 # The command has validated the address before (supervisor/redis_address.py). Each new client asks the sentinels for the
-# current master, so that a job finds the new master when it resumes after a failover, and reads the passwords from
+# current primary, so that a job finds the new primary when it resumes after a failover, and reads the passwords from
 # their files again, so that they can be changed while a job runs. The names of the files are in the query of the
 # address, which is all that reaches the processes of Spark. A machine without the password file uses the password that
 # the file had at the start.
@@ -32,7 +32,7 @@ def with_files(url: str, ca: str, password_file: str, sentinel_password_file: st
 
 
 def connect(url: str) -> "redis.Redis":
-    """Return a client that connects at its first use. Raises redis.RedisError if no sentinel knows the master."""
+    """Return a client that connects at its first use. Raises redis.RedisError if no sentinel knows the primary."""
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
     password = _password_in(query.pop(PASSWORD_FILE, "")) or unquote(parts.password or "")

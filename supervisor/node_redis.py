@@ -43,11 +43,11 @@ TORN: Final = (
     "its next start drops what was written since: set it to no, and cut such a file with redis-check-aof --fix"
 )
 FAILOVER: Final = (
-    "a sentinel may name a replica as the next master, which lacks the last writes that the former one has answered: "
-    "store.durability is kept as long as the master is the same"
+    "a sentinel may name a replica as the next primary, which lacks the last writes that the former one has answered: "
+    "store.durability is kept as long as the primary is the same"
 )
 FAILOVER_REPLICATED: Final = (
-    "a sentinel may name any replica as the next master, and only store.replicas of them have each write: what was "
+    "a sentinel may name any replica as the next primary, and only store.replicas of them have each write: what was "
     "acknowledged survives a failover for certain if store.replicas is the number of all replicas"
 )
 

@@ -1,9 +1,9 @@
 # From `--redis URL` to a numeric address for the workers, with a check that the server there can be used.
 #
 # This code waits for the network. So it is called before the first worker starts, and later in a thread: a host name
-# may stand for another address by then, and a sentinel may name another master. Workers get numbers and look up no
-# names; with TLS they also get the name, as the certificate is for it. With rediss+sentinel:// sentinels and masters
-# are both reached by TLS, and the certificate of a master has to be for the host that the sentinels tell.
+# may stand for another address by then, and a sentinel may name another primary. Workers get numbers and look up no
+# names; with TLS they also get the name, as the certificate is for it. With rediss+sentinel:// sentinels and primaries
+# are both reached by TLS, and the certificate of a primary has to be for the host that the sentinels tell.
 import os
 import socket
 import ssl
@@ -224,7 +224,7 @@ def _ask_sentinels(wanted: _Url, tls: dict[str, Any], password: str) -> tuple[st
         if "AuthenticationError" in str(error):  # it names what each sentinel has answered
             raise RedisUnusable(f"{wanted.shown}: {SENTINEL_PASSWORD}.") from None
         raise RedisUnusable(
-            f"{wanted.shown}: no sentinel that can be reached knows a master named {wanted.service!r}."
+            f"{wanted.shown}: no sentinel that can be reached knows a primary named {wanted.service!r}."
         ) from None
     return str(host), int(port)
 
@@ -268,7 +268,7 @@ def _usable_version(told: Info, shown: str) -> tuple[int, ...]:
     if version < OLDEST:
         raise RedisUnusable(f"{shown} is {name}: Weir needs {'.'.join(map(str, OLDEST))} or newer.")
     if told.get("role") == "slave":
-        raise RedisUnusable(f"{shown} is a replica, which refuses writes: name its master, or a sentinel.")
+        raise RedisUnusable(f"{shown} is a replica, which refuses writes: name its primary, or a sentinel.")
     if told.get("redis_mode") == "cluster" or told.get("cluster_enabled"):
         raise RedisUnusable(
             f"{shown} is a node of a Redis Cluster, which Weir does not support yet: name a single server."

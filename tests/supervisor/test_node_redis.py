@@ -218,7 +218,7 @@ async def test_the_password_is_read_again(
 
 @pytest.fixture
 def sentinel(tmp_path: Path) -> Iterator[int]:
-    """The port of a sentinel, which knows no master yet."""
+    """The port of a sentinel, which knows no primary yet."""
     if not SERVERS:
         pytest.skip("there is no redis-server")
     port = free_port()
@@ -242,7 +242,7 @@ def sentinel(tmp_path: Path) -> Iterator[int]:
 
 
 def name_master(sentinel: int, port: int) -> None:
-    """The master is the server at *port* from now on, as after a failover."""
+    """The primary is the server at *port* from now on, as after a failover."""
     with redis.Redis(host=HOST, port=sentinel) as client:
         if "weir" in client.sentinel_masters():
             client.sentinel_remove("weir")
@@ -252,7 +252,7 @@ def name_master(sentinel: int, port: int) -> None:
 async def test_a_master_that_gives_less_is_logged_when_it_is_found(
     start_redis: StartRedis, tmp_path: Path, quick: None, nursery: trio.Nursery, sentinel: int
 ) -> None:
-    """After a failover the node would promise what the new master does not keep, and nobody would know."""
+    """After a failover the node would promise what the new primary does not keep, and nobody would know."""
     ports = [free_port(), free_port()]
     start_redis(port=ports[0])
     lesser, log = start_redis(port=ports[1], more="appendfsync no\n"), Log()

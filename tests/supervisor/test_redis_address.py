@@ -258,7 +258,7 @@ def test_a_sentinel_names_the_master(start_redis: StartRedis, tmp_path: Path) ->
         unknown = refusal(f"redis+sentinel://{HOST}:{watcher}/other")
 
     assert ["tcp", HOST, port, False, "", "", 0] == found.address.parts()
-    assert "knows a master named 'other'" in unknown
+    assert "knows a primary named 'other'" in unknown
 
 
 def test_sentinels_have_a_password_of_their_own(start_redis: StartRedis, tmp_path: Path) -> None:

@@ -155,5 +155,5 @@ def test_sentinels_and_their_masters_are_reached_by_tls(
     with connect(f"{url}?{urlencode({'ssl_ca_certs': authority.file})}") as client:  # as the analysis does
         assert client.ping()
     for unknown in (f"rediss+sentinel://localhost:{watcher}/other", f"redis+sentinel://localhost:{watcher}/weir"):
-        assert "no sentinel that can be reached knows a master" in refusal(unknown, authority.file)
-    assert "no sentinel that can be reached knows a master" in refusal(url)  # an authority that is not trusted
+        assert "no sentinel that can be reached knows a primary" in refusal(unknown, authority.file)
+    assert "no sentinel that can be reached knows a primary" in refusal(url)  # an authority that is not trusted
