@@ -1,6 +1,6 @@
 -- Deletes a topic: KEYS = topics; ARGV = topic, its identity or "" for whichever it has, and what is in the keys of its
--- partitions: before the number, and behind it in that of the records and of the head. Returns 1: there is no such topic
--- now; 0: the one of this name has another identity, and stays.
+-- partitions: before the number, and behind it in that of the records and of the head. Returns 1: there is no such
+-- topic now; 0: the one of this name has another identity, and stays.
 local found = redis.call('HGET', KEYS[1], ARGV[1])
 if not found then
     return 1

@@ -1,9 +1,8 @@
 -- The owners of sessions: claimed, claimed again, released; and the wills of their clients. Each call is atomic.
 --
 -- broker/store/redis/keys.py describes the keys. But for the owners of durable sessions, all keys of a call are in one
--- slice. An owner is
--- "EPOCH INCARNATION SHARD NODE USER"; of two claims the one with the greater epoch is the later one, in whatever order they
--- arrive. Epochs are microseconds (53 bits of a number last until the year 2255).
+-- slice. An owner is "EPOCH INCARNATION SHARD NODE USER"; of two claims the one with the greater epoch is the later one,
+-- in whatever order they arrive. Epochs are microseconds (53 bits of a number last until the year 2255).
 --
 --   claim    KEYS wills of the claimant, owner, fence of the claimant; where sessions are stored also: the nodes
 --            ARGV op, lease in s, incarnation, "SHARD NODE", client id, user, will or ""; how the keys of records of
@@ -11,9 +10,10 @@
 --            -> {epoch, the former owner or false}; {0, the owner} if the session is at another node and belongs to
 --               another user, unless its worker is fenced. The workers of a node ask each other. If no claim is known,
 --               the former owner is the worker that has the session stored, with an epoch before any other, and a user
---               that stands for any. While Redis is full it refuses the claim of a session that has no owner and is not
---               stored; to the answer to another one true is added, as the will is not stored, and has to be told again.
---               While it cannot write to its disk it takes the claim of the owner, with the epoch of the former claim
+--               that stands for any. While Redis is full it refuses the claim of a session that has no owner and is
+--               not stored; to the answer to another one true is added, as the will is not stored, and has to be told
+--               again. While it cannot write to its disk it takes the claim of the owner, with the epoch of the former
+--               claim
 --   reclaim  KEYS wills of the claimant, owner..., fence of the claimant
 --            ARGV op, lease in s, incarnation, "SHARD NODE", then for each: client id, epoch, user, will or ""
 --            -> for each {epoch, or 0 if another worker's claim is later; that other owner, or false}
@@ -97,7 +97,7 @@ local function set_will(client, epoch, will, lease)
   end
 end
 
--- A server that is full refuses a script memory up to its first write (store/durable/full.lua): this one changes nothing.
+-- A server that is full refuses a script memory up to its first write (store/durable/full.lua): this changes nothing.
 local function write_first()
   redis.call('HDEL', KEYS[1], '')
 end

@@ -1,7 +1,7 @@
 -- Durable sessions become those of another worker, and are read. Each call is atomic.
 --
 -- broker/store/redis/keys.py describes the keys. But for fences, commit numbers and the workers, all keys of a call are
--- in one slice. Those of sessions end in a client id, and are given without it, in the order: records, queues, released.
+-- in one slice. Those of sessions end in a client id, and are given without it, in the order records, queues, released.
 --
 --   count  KEYS an index; ARGV op
 --          -> how many entries it has
@@ -22,8 +22,8 @@
 --             answer was lost: then the session is that of the new worker, and what is under the keys of the former one
 --             was written by that worker since
 --   find   which worker of any node has a session, beside the one that asks
---          KEYS the nodes; ARGV op, client id, incarnation and node of the worker that asks, how the keys of the workers
---          of a node begin, of indexes, and of records
+--          KEYS the nodes; ARGV op, client id, incarnation and node of the worker that asks, how the keys begin of the
+--          workers of a node, of indexes, and of records
 --          -> {incarnation, shard, node}; nothing: none has it
 --   read   ARGV op, keys, client ids
 --          -> for each {record as of HGETALL, first pack, last pack, number of packs, released}
