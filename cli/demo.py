@@ -70,7 +70,7 @@ def demo(
     signal.signal(signal.SIGTERM, _interrupt)
     folder = Path(tempfile.mkdtemp(prefix="weir-demo-"))
     try:
-        with _Demo(folder) as shown:
+        with Demo(folder) as shown:
             shown.run(part, port)
             if not end:
                 _say("The demo is complete. The dashboard stays open: expand the incidents, click on a client.")
@@ -84,7 +84,7 @@ def demo(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Demo:
+class Demo:
     """The processes of a demo. They are stopped at the end, the last one first."""
 
     def __init__(self, folder: Path) -> None:
@@ -96,7 +96,7 @@ class _Demo:
         self._port = 0
         self._analysed = False
 
-    def __enter__(self) -> "_Demo":
+    def __enter__(self) -> "Demo":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,10 +110,10 @@ class _Demo:
                 process.wait()
 
     def run(self, part: float, dashboard_port: int) -> None:
-        self._start_node()
+        self.start_node()
         self._start_dashboard(dashboard_port)
         self._start_analysis()
-        self._start_fleet()
+        self.start_fleet()
         self._aggressor(part)
         self._storm(part)
 
@@ -192,7 +192,7 @@ class _Demo:
 
     # The processes.
 
-    def _start_node(self) -> None:
+    def start_node(self) -> None:
         settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
         where = ["--name", NAME, "--set", f"node.folder={self._node.path}"]
         self._port = _free_port()
@@ -244,10 +244,24 @@ class _Demo:
         status = self._ask_redis("GET", AnalyticsKeys("weir").status)
         return bool(status and time.time() - json.loads(status)["newest"] < BEHIND)
 
-    def _start_fleet(self) -> None:
+    def start_fleet(self) -> None:
         load = ("--publishers", str(FLEET), "--rate", str(FLEET_RATE), "--connect-rate", "20", "--seconds", "86400")
-        self._start("fleet", "bench", f"127.0.0.1:{self._port}", *load)
+        process = self._start("fleet", "bench", f"127.0.0.1:{self._port}", *load)
+        # An overload that begins before would keep them out, and nobody would see that they go on.
+        if not self._until(self._fleet_serves, STARTING, "the modest clients to connect", process):
+            raise Failed(f"the modest clients of the demo do not connect: {self._last_line('fleet')}")
         _say(f"{FLEET} modest clients publish {FLEET_RATE} messages per second, all the time. Dashboard: level 0.")
+
+    def _fleet_serves(self) -> bool:
+        """Return whether the publishers and the subscribers of the fleet are connected."""
+        from cli.control_client import ControlClient, RequestFailed
+
+        with closing(ControlClient(self._node)) as control:
+            try:
+                gauges = control.try_request("status")["totals"]["gauges"]
+            except RequestFailed:
+                return False
+        return bool(gauges.get("connected", 0) >= 2 * FLEET)
 
     def _start(self, log: str, *arguments: str) -> "subprocess.Popen[bytes]":
         from supervisor.process import interpreter_flags
