@@ -247,7 +247,11 @@ class NodeLanes:
             return
         counters.lane_gaps += pair.gaps - gaps
         for part in reversed(pair.arrived):  # the control lane is put before the data lane
-            (ends.data if part.lane == DATA else ends.control).push(part.data)
+            if part.lane == DATA:
+                self._reactor.flushing.crossed()
+                ends.data.push(part.data)
+            else:
+                ends.control.push(part.data)
         self._unblock(ends)
         if pair.wants_to_send():
             self.mark(ends)

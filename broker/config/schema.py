@@ -227,7 +227,9 @@ class Delivery:
     device: Flush = field(default_factory=Flush)  # sessions that outlive their connection
     # Those of APPLICATION clients; the end of a pack is the end of a tick, so `always` is TBMQ's buffered delivery.
     application: ApplicationFlush = field(default_factory=ApplicationFlush)
-    adaptive_hold: float = duration(0.005, most=1.0)  # the longest delay of adaptive flushing; few clients notice 5 ms
+    # The longest delay of adaptive flushing; few clients notice 5 ms. It is 1.25 ms at most while messages come from
+    # other nodes (delivery/flushing.py).
+    adaptive_hold: float = duration(0.005, most=1.0)
     # The longest delay of buffered flushing; the default of TBMQ.
     buffered_hold: float = duration(0.2, least=0.001, most=60.0)
     # Connections whose flush is delayed, of each kind; beyond it the oldest is flushed.

@@ -201,6 +201,21 @@ def test_what_leaves_takes_held_messages_along(two: Two) -> None:
     two.until(lambda: (two.two.data, two.two.control) == (b"first held", b"told"))
 
 
+def test_a_worker_knows_that_messages_cross(two: Two) -> None:
+    """What a busy worker delivers for another node would wait as long as if it had not waited before."""
+    two.join()
+    two.until(lambda: two.one.lanes.statistics().unpaired == 0)
+    flushing = two.two.broker.reactor.flushing
+    flushing._since = time.monotonic() + PATIENCE  # the window does not end
+    two.one.tell(b"told")
+    two.until(lambda: two.two.control == b"told")
+    assert not flushing._crossing
+    two.one.write(b"data")
+    two.until(lambda: two.two.data == b"data")
+
+    assert flushing._crossing
+
+
 def test_the_end_that_comes_later_is_told_everything(two: Two) -> None:
     """Workers learn of each other at different times: the first bytes would be lost."""
     two.one.open(two.two.worker)

@@ -3,7 +3,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.delivery.flushing import DOUBTS, ENOUGH, ENOUGH_BYTES, GAP, LANE_ENOUGH, LANE_HOLD, PAUSE, SLACK, Flushing
+from broker.delivery.flushing import (
+    CROSSING_HOLD,
+    DOUBTS,
+    ENOUGH,
+    ENOUGH_BYTES,
+    GAP,
+    LANE_ENOUGH,
+    LANE_HOLD,
+    PAUSE,
+    SLACK,
+    WINDOW,
+    Flushing,
+)
 from broker.delivery.outbox import ADAPTIVE, BRIEF, BUFFERED, OutboundBudget, Outbox
 from broker.delivery.ring import Ring
 
@@ -27,11 +39,11 @@ class Edge:
         box.enough = enough
         return box
 
-    def busy(self, share: float) -> None:
-        """The worker has been busy for *share* of the time, for long enough to know it."""
-        for _ in range(50):
-            self.now += 0.02
-            self.flushing.worked(0.02 * share, self.now)
+    def busy(self, share: float, windows: int = 50) -> None:
+        """The worker has been busy for *share* of the time, as a rule for long enough to know it."""
+        for _ in range(windows):
+            self.now += 1.01 * WINDOW
+            self.flushing.worked(1.01 * WINDOW * share, self.now)
 
     def tick(self, later: float = 0.0) -> list[bytes]:
         """What leaves at the end of a tick *later* seconds from now."""
@@ -95,6 +107,19 @@ def test_the_hold_grows_with_how_busy_it_is() -> None:
 
     assert dues == sorted(dues)
     assert 0 < dues[0] < dues[1] < dues[2] < dues[3] == pytest.approx(HOLD)
+
+
+@pytest.mark.parametrize("longest", [HOLD, 0.4 * CROSSING_HOLD])
+def test_what_has_crossed_is_held_for_less(longest: float) -> None:
+    """A message that has waited for its lane and for Redis would wait as long again as one that has not."""
+    edge = Edge(longest=longest)
+    edge.busy(1.0)
+    edge.flushing.crossed()
+    edge.busy(1.0, windows=1)
+    assert min(CROSSING_HOLD, longest) == pytest.approx(edge.flushing.hold())
+
+    edge.busy(1.0)  # while none comes
+    assert longest == pytest.approx(edge.flushing.hold())
 
 
 def test_a_rest_is_noticed_at_once() -> None:
