@@ -124,15 +124,18 @@ class Appends:
                     self._send_next(queue)
         return inf
 
-    def stored(self, partition: Partition, number: int, offset: int) -> None:
-        """The record of *partition* is stored at *offset*."""
+    def stored(self, partition: Partition, number: int, offset: int) -> bytes:
+        """The record of *partition* is stored at *offset*; the record, or b"" if nobody waits for this attempt."""
         queue = self._queues.get(partition)
-        if queue is not None and queue.number == number:
-            self._statistics.stored += queue.packs
-            self._statistics.stored_records += 1
-            self._stored_at = self._clock()
-            self._recovered(queue)
-            self._end_record(queue, offset, None)
+        if queue is None or queue.number != number:
+            return b""
+        record = queue.record
+        self._statistics.stored += queue.packs
+        self._statistics.stored_records += 1
+        self._stored_at = self._clock()
+        self._recovered(queue)
+        self._end_record(queue, offset, None)
+        return record
 
     def failed(self, partition: Partition, number: int, error: LogError) -> None:
         """The record of *partition* was refused, or may not be stored."""

@@ -4,6 +4,7 @@
 import time
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any, Final, Protocol
 from uuid import UUID
 
@@ -61,6 +62,14 @@ class Source:
         self.attempts = 0  # to find its leader, or to fetch from it, since it was fetched last
         self.again = 0.0  # when its leader is looked for
         self.told: LogFailure | None = None  # the failure that its reader knows
+        self.located = False  # `log` is the topic that there is, as far as is known
+        self.leader = -1  # the broker that it is, or was, fetched from
+        self.leader_epoch = -1  # of its leadership
+        self.fed = False  # it is not fetched, as what is appended here is given to it
+        # Of the thread of the log, which reads the four above, too; that of the loop reads the first two.
+        self.fed_to = 0  # the offset behind the last record that it was given so
+        self.fed_at = -inf  # when that was
+        self.astray = False  # the log is not what it was before the position
 
 
 class Topic:

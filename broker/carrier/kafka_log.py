@@ -177,8 +177,10 @@ class KafkaLog:
         if self._under_way.get(partition) == number:
             del self._under_way[partition]
         if error is None:
-            self._appends.stored(partition, number, offset)
-        elif error.failure is LogFailure.TIMEOUT and self._has_no_leader(partition):
+            record = self._appends.stored(partition, number, offset)
+            if record:
+                self._reader.appended(partition, self._leader_of(partition), offset, record)
+        elif error.failure is LogFailure.TIMEOUT and self._leader_of(partition) == NO_LEADER:
             self._appends.failed(partition, number, LogError(LogFailure.NO_LEADER, error.detail))
         else:
             self._appends.failed(partition, number, error)
@@ -186,18 +188,18 @@ class KafkaLog:
     def _look_for_leaders(self) -> None:
         """Tell which records the producer keeps because their partitions have no leaders: it tries for DELIVERY."""
         for partition, number in self._under_way.items():
-            if self._seen.get(partition) == number and self._has_no_leader(partition):
+            if self._seen.get(partition) == number and self._leader_of(partition) == NO_LEADER:
                 self._appends.stuck(partition, LogError(LogFailure.NO_LEADER, partition.topic))
         self._seen = dict(self._under_way)
 
-    def _has_no_leader(self, partition: Partition) -> bool:
-        """Whether Kafka has said so when the producer asked last."""
+    def _leader_of(self, partition: Partition) -> int | None:
+        """The broker that Kafka named when the producer asked last, or NO_LEADER; None: it is not known now."""
         cluster = self._producer._metadata
         try:
             leader = cluster.leader_for_partition(TopicPartition(partition.topic, partition.number))
         except KeyError:  # a thread of the producer has just replaced what is known
-            return False
-        return bool(leader == NO_LEADER)
+            return None
+        return cast("int | None", leader)
 
     def _look_for(self, topic: str) -> None:
         """The producer does not know *topic*: have it ask again; or make it, if it was made here and has been deleted.

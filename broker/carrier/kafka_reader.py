@@ -10,6 +10,10 @@
 #   that is added is not kept waiting; each record is another fetch, for few partitions.
 # - idle: all others, which are most. Kafka waits IDLE_WAIT. A partition that has been silent for SILENT changes to this
 #   one when the broker has answered its last fetch, and back when it has records.
+# What this process has appended itself is given to the readings at that offset when Kafka has it: nearly all logs are
+# appended to where they are read. While that goes on, the partition is not fetched at all. If others append to it, too,
+# an offset is not that of the position, and the partition is fetched again; what only others append, after FED.
+# So it is with another leader: a fetch tells what that has lost, by the epoch of the leader that wrote the last record.
 # Memory: a partition is fetched again before its reader has taken the last page, but not before it has taken the one
 # before that, and nothing is fetched while AHEAD bytes have not been taken. A reading that is paused holds nothing:
 # what was under way for it is dropped, and fetched again when it is resumed.
@@ -18,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 from kafka import errors
@@ -33,11 +38,13 @@ from broker.carrier.kafka_lane import AHEAD, Lane, Source, Topic
 from broker.carrier.kafka_session import PARTITION_BYTES, Entry, Page, page_of
 from broker.carrier.log import Reading
 from broker.reasons import LogFailure
-from broker.store.logs.topics import LogError
+from broker.store.logs.records import decode
+from broker.store.logs.topics import LogError, Partition
 
 QUICK_WAIT: Final = 20  # milliseconds
 IDLE_WAIT: Final = 1000  # milliseconds
 SILENT: Final = 0.1  # seconds
+FED: Final = 0.05  # seconds without a record from here, after which a partition is fetched again
 AGAIN: Final = 1.0  # seconds until a connection, or what people have to mend, is tried again
 FIRST_PAUSE: Final = 0.05  # seconds until leaders are looked for again; it doubles, up to AGAIN
 PATIENT: Final = 5  # attempts, about 2 s, until it is told that a partition has no leader: an election may take as long
@@ -57,6 +64,7 @@ class KafkaReader:
         }
         self._inbox = inbox
         self._sources: dict[Reading, Source] = {}  # for the thread of the log
+        self._sources_of: dict[Partition, list[Source]] = {}  # the same
         self._net = NetworkSelector(**self._options)
         self._closer: threading.Thread | None = None
         # All that follows is for the thread of the loop only.
@@ -71,6 +79,8 @@ class KafkaReader:
         self._topics: dict[str, Topic] = {}
         self._uses: Counter[str] = Counter()  # sources of a topic
         self._pages: list[tuple[Source, Page]] = []  # of the answer that is handled
+        self._fed: set[Source] = set()  # that are not fetched, as what is appended here is given to them
+        self._looking = False  # `_look_who_is_fed()` is about to be called
         self._leaderless: set[Source] = set()  # those that would be fetched if their leader were known
         self._asking = False  # a request for leaders is under way
         self._look_next = 0.0  # when `_look_for_leaders()` is called
@@ -81,6 +91,7 @@ class KafkaReader:
 
     def add(self, reading: Reading) -> None:
         source = self._sources[reading] = Source(reading)
+        self._sources_of.setdefault(source.partition, []).append(source)
         self._call(self._add, source)
 
     def change(self, reading: Reading) -> None:
@@ -88,9 +99,40 @@ class KafkaReader:
         source = self._sources[reading]
         if reading.stopped:
             del self._sources[reading]
+            sources = self._sources_of[source.partition]
+            sources.remove(source)
+            if not sources:
+                del self._sources_of[source.partition]
             self._call(self._remove, source)
         else:
             self._call(self._turn, source, reading.paused, reading.position.offset, reading.position.log)
+
+    def appended(self, partition: Partition, leader: int | None, offset: int, record: bytes) -> None:
+        """This process has appended *record* at *offset*: give it to the readings that wait for it.
+
+        *leader*: the broker that has got it, as far as is known.
+        """
+        for source in [*self._sources_of.get(partition, ())]:
+            if not source.reading.paused and not self._closer:
+                self._feed(source, leader, offset, record)
+
+    def _feed(self, source: Source, leader: int | None, offset: int, record: bytes) -> None:
+        reading = source.reading
+        position = reading.position
+        if offset == position.offset and leader == source.leader and not source.astray:
+            if source.located and position.log == source.log:
+                now = time.monotonic()
+                often, source.fed_at = now - source.fed_at < FED, now
+                reading.take([(offset, record)])
+                source.fed_to = offset + 1
+                if often and not source.fed:
+                    self._call(self._begin_feeding, source)
+        elif offset >= position.offset or not position.has_passed(decode(record)):
+            # Others have appended before it, or it has another leader, has lost its end, or was made anew.
+            source.astray = source.astray or offset < position.offset
+            source.fed_at = -inf
+            if source.fed:
+                self._call(self._end_feeding, source)
 
     def stop(self) -> None:
         self._call(self._close)
@@ -117,6 +159,7 @@ class KafkaReader:
             # A page behind one that was dropped, as the reading was paused, is dropped as well.
             if not reading.paused and page.first <= reading.position.offset:
                 reading.take(page.records)
+                source.astray = False
                 if not reading.paused and reading.position.offset < page.next:
                     reading.jump(page.next)
         self._call(self._taken, [(source, page.bytes) for source, page in pages])
@@ -206,8 +249,38 @@ class KafkaReader:
         self._uses[source.partition.topic] += 1
         self._place(source)
 
+    def _begin_feeding(self, source: Source) -> None:
+        if not source.paused and not source.stopped and time.monotonic() - source.fed_at < FED:
+            if not self._looking:
+                self._looking = True
+                self.later(FED, self._look_who_is_fed)
+            source.fed = True
+            self._fed.add(source)
+            self._take_out(source)
+
+    def _look_who_is_fed(self) -> None:
+        self._looking = len(self._fed) > 0
+        if self._looking:
+            self.later(FED, self._look_who_is_fed)
+        long_ago = time.monotonic() - FED
+        for source in [one for one in self._fed if one.fed_at < long_ago]:
+            self._end_feeding(source)
+
+    def _end_feeding(self, source: Source) -> None:
+        """Fetch *source* again, behind what it was given."""
+        self._forget_feeding(source)
+        self._place(source)
+
+    def _forget_feeding(self, source: Source) -> None:
+        if source.fed:
+            source.fed = False
+            self._fed.discard(source)
+            if source.fed_to > source.offset:
+                source.offset, source.epoch = source.fed_to, source.leader_epoch
+
     def _remove(self, source: Source) -> None:
         source.stopped = True
+        self._forget_feeding(source)
         self._all.discard(source)
         self._take_out(source)
         self._uses[source.partition.topic] -= 1
@@ -218,6 +291,7 @@ class KafkaReader:
 
     def _turn(self, source: Source, paused: bool, offset: int, log: bytes) -> None:
         source.paused = paused
+        self._forget_feeding(source)
         self._take_out(source)
         source.offset, source.log, source.epoch = offset, log, -1
         self._place(source)
@@ -235,11 +309,17 @@ class KafkaReader:
 
     def _place(self, source: Source) -> None:
         """Have *source* fetched from now on, unless it is not to be."""
-        if source.lane is not None or source.paused or source.stopped or source.untaken >= PARTITION_BYTES:
+        if (
+            source.fed
+            or source.lane is not None
+            or source.paused
+            or source.stopped
+            or source.untaken >= PARTITION_BYTES
+        ):
             self._leaderless.discard(source)
             return
         topic = self._topics.get(source.partition.topic)
-        node, _ = (NOWHERE, -1) if topic is None else topic.leaders.get(source.partition.number, (NOWHERE, -1))
+        node, epoch = (NOWHERE, -1) if topic is None else topic.leaders.get(source.partition.number, (NOWHERE, -1))
         if topic is None or node == NOWHERE or not self._connected or source.again > time.monotonic():
             self._leaderless.add(source)
             if not time.monotonic() < self._look_next <= source.again:
@@ -251,6 +331,7 @@ class KafkaReader:
                 source.offset, source.epoch = 0, -1
             source.log = topic.identity.bytes
             self._inbox.put(partial(_identify, source.reading, source.log))
+        source.leader, source.leader_epoch, source.located = node, epoch, True
         if node not in self._quick:
             self._quick[node] = Lane(self, node, self._quick_client, QUICK_WAIT)
             self._idle[node] = Lane(self, node, self._idle_client, IDLE_WAIT)
@@ -266,13 +347,14 @@ class KafkaReader:
     def _put_off(self, source: Source) -> None:
         """Look for the leader of *source* again, after a pause that becomes longer."""
         self._take_out(source)
+        source.located = False
         source.again = time.monotonic() + min(FIRST_PAUSE * 2 ** min(source.attempts, PATIENT), AGAIN)
         source.attempts += 1
         self._place(source)
 
     def _go_on_at(self, source: Source, offset: int) -> None:
         """The log is not what it was where *source* goes on: go on at *offset*."""
-        self._inbox.put(partial(_jump, source.reading, source.offset, offset))
+        self._inbox.put(partial(_jump, source, source.offset, offset))
         self._take_out(source)
         source.offset, source.epoch = offset, -1
         self._place(source)
@@ -428,6 +510,7 @@ class KafkaReader:
         self._pages = []
         for source in self._all:
             source.lane = None
+            self._forget_feeding(source)
             self._tell(source, error)
             self._put_off(source)
         self._asking, self._look_next = False, 0.0
@@ -445,8 +528,11 @@ def _identify(reading: Reading, log: bytes) -> None:
         reading.identify(log)
 
 
-def _jump(reading: Reading, missing: int, offset: int) -> None:
-    if not reading.paused and reading.position.offset == missing:
+def _jump(source: Source, missing: int, offset: int) -> None:
+    """Have the reading go on at *offset*, if it is at *missing*, or behind that by what was appended here."""
+    reading = source.reading
+    here = reading.position.offset
+    if not reading.paused and (here == missing or (missing < here == source.fed_to != offset)):
         reading.jump(offset)
 
 

@@ -3,9 +3,10 @@ import gc
 import os
 import queue
 import random
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,17 +19,21 @@ from broker.carrier.inbox import Inbox
 from broker.carrier.kafka_admin import KafkaAdmin
 from broker.carrier.kafka_clients import CLIENT, made
 from broker.carrier.kafka_log import KafkaLog
+from broker.carrier.kafka_reader import KafkaReader
+from broker.carrier.kafka_session import FetchSession
+from broker.carrier.log import LogStatistics, Reading
 from broker.reasons import LogFailure
-from broker.store.logs.records import Pack, encode
+from broker.store.logs.records import Pack, Position, encode
 from broker.store.logs.topics import LogError, Partition, TopicProperties
 from tests.carrier.conftest import UNCLOSED
-from tests.carrier.logs import PATIENCE, KafkaStage
+from tests.carrier.logs import PATIENCE, KafkaStage, Pages
 from tests.kafka_servers import HOST, KafkaServer, SharedKafka, free_port, topic_name
 from tests.tools.faults.durable.proxy import TO_CLIENT, TO_SERVER, Proxy
 
 pytestmark = [pytest.mark.slow, UNCLOSED]
 
 ONE: Final = Pack(1, 1, b"one")
+Unconnected = tuple[KafkaReader, Pages, list[Callable[[], None]]]
 
 
 def test_a_pack_that_kafka_does_not_take_is_refused_alone(kafka_stage: KafkaStage) -> None:
@@ -324,6 +329,112 @@ def test_a_page_behind_one_that_was_dropped_is_dropped(kafka_stage: KafkaStage) 
 
     assert [1, 2] == [pack.sequence for pack in pages.packs]
     assert [] == pages.jumps
+
+
+def test_what_is_appended_here_is_given_to_its_reader_unfetched(
+    kafka_stage: KafkaStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each record would cost Kafka and its client a request more, a millisecond of CPU each."""
+    partition = kafka_stage.topic()
+    pages = kafka_stage.read(partition)
+    kafka_stage.until(lambda: pages.reading.position.log)
+    fetches: list[FetchSession] = []
+    request = FetchSession.request
+
+    def counted(self: FetchSession) -> Any:
+        fetches.append(self)
+        return request(self)
+
+    monkeypatch.setattr(FetchSession, "request", counted)
+    monkeypatch.setattr("broker.carrier.kafka_reader.FED", PATIENCE)  # a busy machine is slow
+    for number in range(1, 101):
+        kafka_stage.append(partition, Pack(1, number, b""))
+        kafka_stage.until(lambda number=number: len(pages.packs) == number)  # type: ignore[misc]
+
+    assert list(range(1, 101)) == [pack.sequence for pack in pages.packs]
+    assert len(fetches) < 50
+    assert [] == pages.jumps
+
+
+def test_what_only_others_append_is_fetched_again(kafka_stage: KafkaStage) -> None:
+    """A service would get nothing from other nodes once its own one has published for it."""
+    partition = kafka_stage.topic()
+    pages = kafka_stage.read(partition)
+    for number in range(1, 11):
+        kafka_stage.append(partition, Pack(1, number, b""))
+    kafka_stage.until(lambda: len(pages.packs) == 10)
+    kafka_stage.append_raw(partition, encode([Pack(2, 1, b"")]))
+    kafka_stage.until(lambda: len(pages.packs) == 11)
+
+    assert [*range(1, 11), 1] == [pack.sequence for pack in pages.packs]
+    assert [] == pages.jumps
+
+
+def test_what_others_append_between_comes_in_the_order_of_the_log(kafka: Any) -> None:
+    """With two nodes, messages for a group of services would be lost, or come out of order."""
+    here, elsewhere = KafkaStage(kafka), KafkaStage(kafka)
+    partition = here.topic()
+    pages = here.read(partition)
+    slow = here.read(partition)
+    offsets: dict[int, tuple[int, int]] = {}
+    random_ = random.Random(1)
+    for number in range(1, 201):
+        stage, source = (elsewhere, 2) if random_.random() < 0.1 else (here, 1)
+        (offset,) = stage.append(partition, Pack(source, number, b""))
+        offsets[offset] = (source, number)
+        if random_.random() < 0.05:
+            slow.reading.resume() if slow.reading.paused else slow.reading.pause()
+    slow.reading.resume()
+    for one in (pages, slow):
+        here.until(lambda one=one: len(one.packs) == len(offsets))  # type: ignore[misc]
+        assert [offsets[number] for number in sorted(offsets)] == [(pack.source, pack.sequence) for pack in one.packs]
+        assert [] == one.jumps
+    for stage in (here, elsewhere):
+        stage.close()
+
+
+@pytest.fixture
+def unconnected() -> Iterator[Unconnected]:
+    """A reader with a reading at offset 10 that thinks it knows the leader, and what it has to tell."""
+    told: list[Callable[[], None]] = []
+    with socket.create_server((HOST, 0)) as silent:
+        port = silent.getsockname()[1]
+        reader = KafkaReader({"bootstrap_servers": f"{HOST}:{port}"}, Inbox(told.append))
+        pages = Pages()
+        position = Position(10, bytes(range(16)))
+        pages.reading = Reading(Partition("topic"), position, pages, LogStatistics(), reader.change)
+        reader.add(pages.reading)
+        source = reader._sources[pages.reading]
+        source.leader, source.located = 1, True
+        yield reader, pages, told
+        reader.stop()
+        deadline = time.monotonic() + PATIENCE
+        while reader.is_alive():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)  # its thread tells nobody that it ends
+
+
+def test_what_is_appended_to_a_topic_that_was_made_anew_is_not_given_to_who_reads_the_former_one(
+    unconnected: Unconnected,
+) -> None:
+    """It would be at the offset that was reached there, and what is before it would be lost."""
+    reader, pages, _ = unconnected
+    for leader, offset, sequence in ((1, 10, 11), (1, 10, 11), (1, 11, 12), (2, 12, 13), (1, 0, 13), (1, 12, 14)):
+        reader.appended(pages.reading.partition, leader, offset, encode([Pack(1, sequence, b"")]))
+
+    assert [11, 12] == [pack.sequence for pack in pages.packs]
+    assert 12 == pages.reading.position.offset
+
+
+def test_a_log_that_has_lost_what_was_given_unfetched_is_read_from_its_end(unconnected: Unconnected) -> None:
+    """The thread that fetches is not told of each such record: its word would be taken for an old one."""
+    reader, pages, told = unconnected
+    reader.appended(pages.reading.partition, 1, 10, encode([Pack(1, 1, b"")]))
+    reader._go_on_at(reader._sources[pages.reading], 8)
+    for call in told:
+        call()
+
+    assert [(11, 8)] == pages.jumps
 
 
 def test_a_missing_topic_keeps_nobody_waiting(kafka: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,10 @@ class Position:
         self.offset = offset + 1
         return Record(offset, fresh, self.log)
 
+    def has_passed(self, packs: Sequence[Pack]) -> bool:
+        """Whether nothing in *packs* is new."""
+        return all(pack.sequence <= self._last.get(pack.source, 0) for pack in packs)
+
     def advance(self, record: Record) -> None:
         """Pass *record*, which another position has read."""
         self.log = record.log
