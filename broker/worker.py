@@ -233,8 +233,9 @@ class Worker:
             tasks.append(partial(every, HOUSEKEEPING, self.trace_file.write))
         if config.sys.interval:
             tasks.append(partial(at_once_and_every, config.sys.interval, self.metrics.publish_sys))
+        departure, after_slice = cluster.mesh.departure, self.client_log.write_held
         self.tasks = WorkerTasks(
-            base, self.loop, protocol.lifecycle, self.hand_over, cluster.mesh.departure, heartbeat, links.settled, tasks
+            base, self.loop, protocol.lifecycle, self.hand_over, departure, heartbeat, links.settled, after_slice, tasks
         )
 
     def close(self) -> None:

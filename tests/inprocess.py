@@ -457,6 +457,7 @@ class Broker(Probe):
         before = sum(client.pull() for client in self._clients)
         self.worker.reactor.wake()
         wait = self.worker.loop.turn()
+        self.worker.client_log.write_held()
         return wait <= 0.0 or before > 0 or any(client.pull() for client in self._clients)
 
     def session(self, client_id: str) -> Session | None:

@@ -7,10 +7,25 @@ from broker.control.heartbeat import Heartbeat
 from broker.net.loop import Loop
 
 
-async def spin(loop: Loop, heartbeat: Heartbeat | None, clock: Callable[[], float]) -> None:
-    """Give *loop* its slices, and other tasks of trio their turn between them; for ever."""
+def _nothing() -> None:
+    pass
+
+
+async def spin(
+    loop: Loop,
+    heartbeat: Heartbeat | None,
+    clock: Callable[[], float],
+    after_slice: Callable[[], None] = _nothing,
+) -> None:
+    """Give *loop* its slices, and other tasks of trio their turn between them; for ever.
+
+    *after_slice* is called after each of them, also after one that failed.
+    """
     while True:
-        wait = loop.turn()
+        try:
+            wait = loop.turn()
+        finally:
+            after_slice()
         if heartbeat is not None:
             now = clock()
             if now >= heartbeat.worth_while:

@@ -27,9 +27,13 @@ class WorkerTasks:
         departure: Departure,
         heartbeat: Heartbeat | None,
         settled: Callable[[], bool],
+        after_slice: Callable[[], None],
         others: Sequence[Callable[[], Awaitable[None]]],
     ) -> None:
-        """*settled*: whether Redis knows all it has to know of this worker. *others* are run beside the loop."""
+        """*settled*: whether Redis knows all it has to know of this worker. *others* are run beside the loop.
+
+        *after_slice* is called after each slice of the loop.
+        """
         self._loop = loop
         self._reactor = base.reactor
         self._lifecycle = lifecycle
@@ -38,6 +42,7 @@ class WorkerTasks:
         self._heartbeat = heartbeat
         self._clock = base.clock
         self._settled = settled
+        self._after_slice = after_slice
         self._drain_timeout = base.config.drain.timeout
         self._others = others
 
@@ -50,7 +55,7 @@ class WorkerTasks:
         nothing more for this one, and what they have published for it is confirmed.
         """
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(spin, self._loop, self._heartbeat, self._clock)
+            nursery.start_soon(spin, self._loop, self._heartbeat, self._clock, self._after_slice)
             for task in self._others:
                 nursery.start_soon(task)
             await stopping.wait()

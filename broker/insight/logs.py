@@ -5,9 +5,15 @@
 # there are, lines that clients cause go through a ClientLog, which writes a limited number per event and second and
 # counts the rest. A log must not take the broker down: if the stream is gone (a closed pipe, a full disk), lines are
 # lost, and nothing else. Nor do lines grow with what a client sends: each field is cut, here and nowhere else.
+#
+# To write a line takes 20 us, and 100 in a worker that has just woken up, as the code is in no cache. So the lines of a
+# ClientLog that tell of nothing wrong are written when the loop has sent what the clients wait for: of the time until
+# CONNACK these were 0.1 ms of 1.1, and 0.2 of 2.8 for a session that comes from another worker.
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
+from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
 import structlog
@@ -17,6 +23,7 @@ LONGEST_TEXT: Final = 16 * 1024  # characters of the fields in TEXTS
 TEXTS: Final = frozenset({"exception", "last_output", "text", "why", "means"})  # written by Weir, Redis or an operator
 
 SUMMARY_INTERVAL: Final = 1.0  # seconds between two log_lines_suppressed of one event
+MOST_HELD: Final = 100  # lines of a ClientLog that wait to be written; a further one has all of them written
 
 # A field may have text that a client chose. JSON escapes control characters; a terminal would execute them.
 _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
@@ -36,7 +43,7 @@ def configure(
     text = stream.isatty() if format == "auto" else format == "text"
     shared: list[structlog.types.Processor] = [
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _stamped,
         _CommonFields(about or {}),
     ]
     structlog.configure(
@@ -45,6 +52,13 @@ def configure(
         logger_factory=LineWriter(stream),
         cache_logger_on_first_use=False,  # lines are rare; tests configure again
     )
+
+
+def _stamped(logger: object, method: str, facts: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Add the time, unless the line was held, and has that of its event."""
+    time = facts.get("timestamp") or datetime.now(UTC)
+    facts["timestamp"] = time.isoformat().replace("+00:00", "Z")
+    return facts
 
 
 class _CommonFields:
@@ -137,7 +151,9 @@ class _Bucket:
 class ClientLog:
     """A log of events that clients cause: at most *rate* lines a second of each event; the rest is counted.
 
-    *clock* is monotonic, in seconds. Event names come from Weir's code and not from clients, so there are few buckets.
+    Lines of the level info are written by `write_held()`, in order with all others of this log, and with the time of
+    their event. *clock* is monotonic, in seconds. Event names come from Weir's code and not from clients, so there are
+    few buckets.
     """
 
     def __init__(self, rate: float, clock: Callable[[], float]) -> None:
@@ -145,6 +161,7 @@ class ClientLog:
         self._clock = clock
         self._log = structlog.get_logger()
         self._buckets: dict[tuple[str, str], _Bucket] = {}
+        self._held: deque[tuple[str, dict[str, object]]] = deque()  # of the level info: event and facts
 
     def info(self, event: str, **facts: object) -> None:
         self._write("info", event, facts)
@@ -155,8 +172,15 @@ class ClientLog:
     def error(self, event: str, **facts: object) -> None:
         self._write("error", event, facts)
 
+    def write_held(self) -> None:
+        """Write the lines that are held. To be called when the loop has sent what is to be sent."""
+        while self._held:
+            event, facts = self._held.popleft()
+            self._log.info(event, **facts)
+
     def flush(self) -> None:
         """Log how many lines of each event were suppressed. To be called about once a second, and at the end."""
+        self.write_held()
         now = self._clock()
         for (level, event), bucket in self._buckets.items():
             self._summarize(level, event, bucket, now)
@@ -167,12 +191,20 @@ class ClientLog:
         if bucket is None:
             bucket = self._buckets[level, event] = _Bucket(self._rate, now)
         if bucket.take(now):
-            getattr(self._log, level)(event, **facts)
+            if level == "info":
+                facts["timestamp"] = datetime.now(UTC)
+                self._held.append((event, facts))
+            else:  # what is wrong is not held: it may have to do with the end of this process
+                self.write_held()
+                getattr(self._log, level)(event, **facts)
+            if len(self._held) > MOST_HELD:
+                self.write_held()
         if now - bucket.summarized >= SUMMARY_INTERVAL:
             self._summarize(level, event, bucket, now)
 
     def _summarize(self, level: str, event: str, bucket: _Bucket, now: float) -> None:
         if bucket.suppressed:
+            self.write_held()
             getattr(self._log, level)("log_lines_suppressed", suppressed_event=event, lines=bucket.suppressed)
             bucket.suppressed = 0
             bucket.summarized = now

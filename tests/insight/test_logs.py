@@ -1,7 +1,7 @@
 import io
 import json
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import structlog
@@ -156,6 +156,7 @@ def test_a_quiet_hour_saves_up_no_more_than_one_second_of_lines() -> None:
     for _ in range(100):
         log.info("client_closed")
 
+    log.write_held()
     assert 1 + 3 == events(stream).count("client_closed")
 
 
@@ -181,6 +182,57 @@ def test_what_was_left_out_is_told_with_its_event_even_when_no_more_comes() -> N
     assert {("warning", "connect_refused")} == {(level, of) for level, of, _ in told}
 
 
+def test_lines_of_nothing_wrong_wait_until_the_loop_has_sent() -> None:
+    """Each client would wait for its own line: a worker that has just woken up takes 100 us to write one."""
+    stream = io.StringIO()
+    logs.configure("info", "json", stream)
+    log = logs.ClientLog(1000, Clock())
+
+    log.info("client_closed")
+    log.info("client_connected")
+    held = events(stream)
+    log.write_held()
+
+    assert ([], ["client_closed", "client_connected"]) == (held, events(stream))
+
+
+def test_a_line_that_waited_has_the_time_of_its_event() -> None:
+    """Lines of one slice would be told apart from each other by less than they were."""
+    stream = io.StringIO()
+    logs.configure("info", "json", stream)
+    log = logs.ClientLog(1000, Clock())
+
+    log.info("client_closed")
+    after = datetime.now(UTC)
+    log.write_held()
+
+    assert datetime.fromisoformat(str(lines(stream)[0]["timestamp"])) <= after
+
+
+def test_a_warning_is_written_at_once_and_behind_the_lines_that_wait() -> None:
+    """A worker that dies would not have said why, or in another order than it happened."""
+    stream = io.StringIO()
+    logs.configure("info", "json", stream)
+    log = logs.ClientLog(1000, Clock())
+
+    log.info("client_connected")
+    log.warning("internal_error")
+
+    assert ["client_connected", "internal_error"] == events(stream)
+
+
+def test_no_more_than_a_hundred_lines_wait() -> None:
+    """The rate is for each event, and may be set to millions: what waits would have no bound."""
+    stream = io.StringIO()
+    logs.configure("info", "json", stream)
+    log = logs.ClientLog(1_000_000, Clock())
+
+    for _ in range(logs.MOST_HELD + 1):
+        log.info("client_connected")
+
+    assert logs.MOST_HELD + 1 == len(events(stream))
+
+
 def test_each_event_has_a_rate_of_its_own() -> None:
     """One client that floods one kind of line would silence all others."""
     stream = io.StringIO()
@@ -191,6 +243,7 @@ def test_each_event_has_a_rate_of_its_own() -> None:
         log.info("client_closed")
     log.info("client_connected")
 
+    log.write_held()
     assert "client_connected" in events(stream)
 
 
