@@ -289,7 +289,12 @@ class KafkaAdmin:
         found = self.find(topic)
         if found is None:
             return None
-        values = self._configuration(topic)
+        try:
+            values = self._configuration(topic)
+        except LogError:
+            if self.find(topic) is None:
+                return None  # it was deleted meanwhile
+            raise
         for name, value in fixed.items():
             if values[name] != value:
                 raise LogError(LogFailure.OTHER_TOPIC, f"{topic} has {name}={values[name]}, and not {value}")

@@ -139,6 +139,29 @@ def test_who_may_not_make_topics_is_told_which(monkeypatch: pytest.MonkeyPatch) 
     assert "weir.msg.app.weir: Authorization failed." in str(caught.value)
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_topic_that_is_deleted_while_it_is_looked_at_is_not_forbidden(
+    monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    """An administrator would be asked to allow what is allowed, and who waits for the topic be told of a failure."""
+    found: list[dict[str, list[object]] | None] = [{"partitions": []}, None if gone else {"partitions": []}]
+
+    class Hiding:
+        def describe_configs(self, resources: object, **options: object) -> dict[str, dict[str, dict[str, object]]]:
+            return {"topic": {"weir": {}}}
+
+    admin = KafkaAdmin({}, Inbox(lambda work: None))
+    monkeypatch.setattr(admin, "_connected", Hiding)
+    monkeypatch.setattr(admin, "find", lambda topic: found.pop(0))
+    if gone:
+        assert admin.describe("weir") is None
+    else:
+        with pytest.raises(LogError) as caught:
+            admin.describe("weir")
+        assert LogFailure.FORBIDDEN is caught.value.failure
+    admin.stop()
+
+
 def test_a_kafka_that_is_away_is_known_until_it_is_back(own_kafka: Any) -> None:
     """Clients would be let in for whom no topic can be made; or never again."""
     stage = KafkaStage(own_kafka)
