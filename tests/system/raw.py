@@ -31,6 +31,7 @@ from broker.mqtt.stream import PacketReader
 from tests.system.processes import HOST, PATIENCE
 
 LIMIT: Final = 16 * 1024 * 1024  # of a packet that we take
+PACKET_IDS: Final = 65_535
 
 P = TypeVar("P")
 
@@ -209,7 +210,7 @@ class RawClient:
         self.close()
 
     def next_packet_id(self) -> int:
-        self._packet_id += 1
+        self._packet_id = self._packet_id % PACKET_IDS + 1
         return self._packet_id
 
 
