@@ -98,7 +98,6 @@ class SessionTransfer:
         self._sessions.stop_timers(session)
         if session.storage is not None:
             self.leaving[session.client_id] = session
-            session.storage.put_off(now)
             redeliver_unanswered(session)
         self._sessions.limits.listener.leaves(session)
         return SessionExport(session, self._queue_budget, expires, will_due, list(owed))

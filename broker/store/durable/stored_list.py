@@ -57,8 +57,6 @@ class StoredList:
     def done_positions(self) -> Iterator[int]:
         """The positions of messages that are done, in packs that are read."""
         for pack in self.read:
-            if pack.left > pack.last - pack.first:
-                continue  # none of them is
             for position in range(pack.first, pack.last + 1):
                 if position not in self.pack_of:
                     yield position
