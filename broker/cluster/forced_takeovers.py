@@ -25,7 +25,9 @@
 #
 # N is an X itself, and so is O, if it lives. When O takes TOOK, it waits for a transaction of its own, which tells it
 # what it has lost, so that it closes the connections whose publishes it had not stored; and it closes those whose
-# publishes N has not confirmed. N does not wait for O: until O lets go, the client gets nothing that comes from there.
+# publishes N has not confirmed. It refuses what comes for the session until it has heard all others (all_heard.py), and
+# closes the connections of those publishers before it lets go, or N would have what they publish next before that. N
+# does not wait for O: until O lets go, the client gets nothing that comes from there.
 #
 # A will without a delay is due as the connection at O ends. While O lives nobody else can tell whether it has published
 # it, or its client has withdrawn it. So N keeps it until O has let go, and publishes it if O dies before.
@@ -258,14 +260,14 @@ class ForcedTakeovers:
     def took(self, peer: Peer, number: int, former: int) -> None:
         """*peer* has taken a session from the worker with the incarnation *former*."""
         if former == self._worker.incarnation:
-            let_go = partial(self._let_go_of_own, peer, number)
+            let_go = partial(self._durable.when_left, partial(self._let_go_of_own, peer, number))
             self._durable.confirm(partial(self._durable.confirm, let_go))  # once more: until its will is stored
         else:
             self._close_unconfirmed(former)
             self._let_go(peer, number)
 
     def _let_go_of_own(self, peer: Peer, number: int) -> None:
-        """This worker did not answer, and has ended what it had of the session."""
+        """This worker did not answer, and has ended what it had of the session. What was refused for it comes again."""
         self._close_unconfirmed(peer.worker.incarnation)
         self._let_go(peer, number)
 

@@ -190,10 +190,15 @@ class ColdSessions(ColdReceiver):
             if warming is not None:
                 self._read(warming, self._clock())
 
-    def taken(self, client: bytes) -> None:
-        """Another worker has taken the session of *client*, as this one did not answer: it will not be found."""
-        if self.index.find(client) >= 0:
-            self._warm(client, self._clock())
+    def taken(self, client: bytes, then: Then) -> bool:
+        """Another worker has taken the session of *client*, as this one did not answer: it will not be found.
+
+        *then* is called when it is out of the routes. False: it was not cold.
+        """
+        if self.index.find(client) < 0:
+            return False
+        self._warm(client, self._clock()).then.append(then)
+        return True
 
     # Warming.
 

@@ -86,6 +86,8 @@ class DurableSessions:
         # With other workers: `Mesh.when_heard()`.
         self.when_heard: Callable[[Callable[[], None]], None] = partial(when_confirmed, None)
         self.settled: Callable[[], None] = _nothing  # called when all sessions of this worker are another one's
+        self._leaving: set[bytes] = set()  # sessions that were taken and are in the routes still
+        self._when_left: list[tuple[set[bytes], Callable[[], None]]] = []  # what waits for those of that time
         self._enrolling = 0  # sessions that were read, and whose subscriptions are not all registered
         self._waiting: list[Callable[[], None]] = []  # until then
         self._before_serving: list[Callable[[], None]] = []  # what waits for the retained messages as well
@@ -326,15 +328,34 @@ class DurableSessions:
                 self._lifecycle.evict(session, withdraw=False)
                 if isinstance(former, LeavingFilter):
                     self._abandon(former.take_refused())
-                self.when_heard(partial(self._leave_routes, session, forced))
-            else:
-                self.cold.taken(client)
+                self._leaving.add(client)
+                self.when_heard(partial(self._leave_routes, client, session, forced))
+            elif self.cold.taken(client, partial(self._has_left, client)):
+                self._leaving.add(client)
 
-    def _leave_routes(self, session: Session, forced: ForcedFilter) -> None:
-        self._subscribing.withdraw(session, partial(self._abandon_refused, forced))
+    def when_left(self, then: Callable[[], None]) -> None:
+        """Call *then* once all sessions that were taken so far are out of the routes.
 
-    def _abandon_refused(self, forced: ForcedFilter) -> None:
+        What was refused for them comes again then: its publishers have no connection any more.
+        """
+        if self._leaving:
+            self._when_left.append((self._leaving.copy(), then))
+        else:
+            then()
+
+    def _leave_routes(self, client: bytes, session: Session, forced: ForcedFilter) -> None:
+        self._subscribing.withdraw(session, partial(self._abandon_refused, client, forced))
+
+    def _abandon_refused(self, client: bytes, forced: ForcedFilter) -> None:
         self._abandon(forced.take_all_refused())
+        self._has_left(client)
+
+    def _has_left(self, client: bytes, _: bool = True) -> None:
+        self._leaving.discard(client)
+        for left, _then in self._when_left:
+            left.discard(client)
+        while self._when_left and not self._when_left[0][0]:
+            self._when_left.pop(0)[1]()
 
     def _abandon(self, completions: list[Completion]) -> None:
         for completion in completions:

@@ -400,7 +400,8 @@ def test_a_session_that_is_elsewhere_keeps_its_place_until_this_worker_knows_whe
     cold.when_heard = told.append
     asked = node.redis.client()
     asked.delete(*asked.keys("*:session:*"))
-    cold.taken(b"client")
+    left: list[bool] = []
+    assert cold.taken(b"client", left.append)
     node.worker.advance(0.1)
     publisher = node.worker.connect("publisher")
     publisher.send(Publish(b"a/b", b"1", 1, packet_id=1))
@@ -408,8 +409,10 @@ def test_a_session_that_is_elsewhere_keeps_its_place_until_this_worker_knows_whe
 
     assert [] == publisher.receive() and not publisher.closed
     assert 1 == cold.waiting() == len(told)
+    assert [] == left
     told[0]()
     node.worker.settle()
+    assert [True] == left
     assert [] == [each for each in publisher.receive() if isinstance(each, Ack)] and publisher.closed
     assert 0 == cold.count() == cold.waiting()
 

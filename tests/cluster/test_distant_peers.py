@@ -396,6 +396,32 @@ def test_publishes_wait_for_a_session_that_was_taken_from_here_unheard(durable: 
     assert publisher.closed and later.closed  # and both publish again
 
 
+def test_a_worker_lets_go_of_what_was_taken_from_it_behind_what_it_has_refused(durable: Callable[[int], Node]) -> None:
+    """What its publishers send next would be taken first, and what was refused be lost as a duplicate with QoS 2."""
+    node = durable(3)
+    former, owner, third = node
+    subscribed(lasting(former, "me"), "a")
+    publisher, later = former.connect("publisher", V5), former.connect("later", V5)
+    former.stopped = True
+    session = owner.open(V5)
+    session.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    owner.advance(DISTANT_ANSWER + 0.2)
+    third.stopped, former.stopped = True, False
+    publish(publisher, b"1")
+    node.advance(0.5)
+    assert former.session("me") is None
+    publish(later, b"2")
+    node.advance(0.5)
+    assert (1, False) == (owner.takeovers.pending(), later.closed)
+    third.stopped = False
+    node.advance(0.2)
+
+    later.receive()
+    assert (0, True) == (owner.takeovers.pending(), later.closed)
+    publish(former.connect("later", V5), b"2", b"3")
+    assert [b"2", b"3"] == payloads(session)
+
+
 def test_a_worker_that_was_taken_for_dead_has_nothing_that_is_waited_for(durable: Callable[[int], Node]) -> None:
     """Others have its sessions: once it is gone, publishers would wait for a worker that has none."""
     node = durable(2)

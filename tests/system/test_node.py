@@ -325,7 +325,7 @@ def test_lines_say_which_node_and_which_worker(start_node: StartNode) -> None:
     weir = start_node(workers=2, node__name="herbert")
     weir.client("somebody")
 
-    (connected,) = weir.lines("client_connected")
+    connected = weir.wait_for("client_connected")  # written when the client has its CONNACK
     assert "herbert" == connected["node"]
     assert connected["worker"] in (0, 1)
     assert {"herbert"} == {line["node"] for line in weir.lines("worker_ready")}
