@@ -17,14 +17,6 @@ from broker.cluster.distant_peers import DistantPeers
 from broker.worker_id import WorkerId
 
 
-class Hearing:
-    """*then* is called when all workers but *besides* have been heard."""
-
-    def __init__(self, then: Callable[[], None], besides: WorkerId | None) -> None:
-        self.then = then
-        self.besides = besides
-
-
 class AllHeard:
     def __init__(
         self,
@@ -38,13 +30,14 @@ class AllHeard:
         self._announcements = announcements
         self._told = told
         self._failed = failed
-        self._waiting: list[Hearing] = []
+        # By the worker besides. A worker that goes on may have lost all of its sessions, which are many.
+        self._waiting: dict[WorkerId | None, list[Callable[[], None]]] = {}
         self._asking = False
         self._lost = False  # a peer, since all were asked
 
     def when_heard(self, then: Callable[[], None], besides: WorkerId | None = None) -> None:
         """Call *then* as soon as every worker has been heard since; *besides* is only waited for if it is a peer."""
-        self._waiting.append(Hearing(then, besides))
+        self._waiting.setdefault(besides, []).append(then)
         self.check()
 
     def lost(self) -> None:
@@ -53,27 +46,30 @@ class AllHeard:
 
     def check(self) -> None:
         """Ask all peers, if something waits and they have told everything. To be called after each change of that."""
-        if not self._waiting or self._asking or not self._told():
+        if not self._waiting or self._asking or self._distant.count_unheard() > 1 or not self._told():
             return
         unheard = self._distant.unheard()
-        ready = [each for each in self._waiting if all(worker == each.besides for worker in unheard)]
+        ready = [besides for besides in self._waiting if not unheard or unheard[0] == besides]
         if ready:
-            self._waiting = [each for each in self._waiting if each not in ready]
+            asked = {besides: self._waiting.pop(besides) for besides in ready}
             self._asking, self._lost = True, False
-            self._announcements.when_confirmed(None, partial(self._answered, ready))
+            self._announcements.when_confirmed(None, partial(self._answered, asked))
 
-    def _answered(self, ready: list[Hearing]) -> None:
+    def _answered(self, asked: dict[WorkerId | None, list[Callable[[], None]]]) -> None:
         """Every peer has answered, or is gone: then it is to be heard again."""
         self._asking = False
         if self._lost:
-            self._waiting += ready
+            for besides, waiting in asked.items():
+                self._waiting[besides] = waiting + self._waiting.get(besides, [])
         else:
-            for each in ready:
-                try:
-                    each.then()
-                except Exception as error:
-                    self._failed(error)
+            for waiting in asked.values():
+                for then in waiting:
+                    try:
+                        then()
+                    except Exception as error:
+                        self._failed(error)
         self.check()
 
     def pending(self) -> int:
+        """How many groups of what waits there are; those that all peers are asked for are one."""
         return len(self._waiting) + self._asking

@@ -190,15 +190,16 @@ class ColdSessions(ColdReceiver):
             if warming is not None:
                 self._read(warming, self._clock())
 
-    def taken(self, client: bytes, then: Then) -> bool:
-        """Another worker has taken the session of *client*, as this one did not answer: it will not be found.
+    def holds(self, client: bytes) -> bool:
+        """Whether the session of *client* is cold."""
+        return self.index.find(client) >= 0
 
-        *then* is called when it is out of the routes. False: it was not cold.
+    def taken(self, client: bytes, then: Then) -> None:
+        """Another worker has taken the cold session of *client*, as this one did not answer: it will not be found.
+
+        *then* is called when it is out of the routes.
         """
-        if self.index.find(client) < 0:
-            return False
         self._warm(client, self._clock()).then.append(then)
-        return True
 
     # Warming.
 

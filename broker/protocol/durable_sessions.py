@@ -2,6 +2,7 @@
 #
 # A worker serves clients once all of them are here, so that it acknowledges no publish that one of them should get, and
 # once it has read all retained messages, so that no subscriber misses one.
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -86,8 +87,11 @@ class DurableSessions:
         # With other workers: `Mesh.when_heard()`.
         self.when_heard: Callable[[Callable[[], None]], None] = partial(when_confirmed, None)
         self.settled: Callable[[], None] = _nothing  # called when all sessions of this worker are another one's
-        self._leaving: set[bytes] = set()  # sessions that were taken and are in the routes still
-        self._when_left: list[tuple[set[bytes], Callable[[], None]]] = []  # what waits for those of that time
+        # Sessions that were taken are numbered: it may be all that a worker has, and for each of them something waits.
+        self._taken = 0  # the number of the last one
+        self._leaving: set[int] = set()  # those that are in the routes still
+        self._in_order: deque[int] = deque()  # the same, with some that are not any more behind the first
+        self._when_left: deque[tuple[int, Callable[[], None]]] = deque()  # what waits for all up to that number
         self._enrolling = 0  # sessions that were read, and whose subscriptions are not all registered
         self._waiting: list[Callable[[], None]] = []  # until then
         self._before_serving: list[Callable[[], None]] = []  # what waits for the retained messages as well
@@ -328,10 +332,9 @@ class DurableSessions:
                 self._lifecycle.evict(session, withdraw=False)
                 if isinstance(former, LeavingFilter):
                     self._abandon(former.take_refused())
-                self._leaving.add(client)
-                self.when_heard(partial(self._leave_routes, client, session, forced))
-            elif self.cold.taken(client, partial(self._has_left, client)):
-                self._leaving.add(client)
+                self.when_heard(partial(self._leave_routes, self._leaves(), session, forced))
+            elif self.cold.holds(client):
+                self.cold.taken(client, partial(self._has_left, self._leaves()))
 
     def when_left(self, then: Callable[[], None]) -> None:
         """Call *then* once all sessions that were taken so far are out of the routes.
@@ -339,23 +342,30 @@ class DurableSessions:
         What was refused for them comes again then: its publishers have no connection any more.
         """
         if self._leaving:
-            self._when_left.append((self._leaving.copy(), then))
+            self._when_left.append((self._taken, then))
         else:
             then()
 
-    def _leave_routes(self, client: bytes, session: Session, forced: ForcedFilter) -> None:
-        self._subscribing.withdraw(session, partial(self._abandon_refused, client, forced))
+    def _leaves(self) -> int:
+        """The number of a session that was taken."""
+        self._taken += 1
+        self._leaving.add(self._taken)
+        self._in_order.append(self._taken)
+        return self._taken
 
-    def _abandon_refused(self, client: bytes, forced: ForcedFilter) -> None:
+    def _leave_routes(self, number: int, session: Session, forced: ForcedFilter) -> None:
+        self._subscribing.withdraw(session, partial(self._abandon_refused, number, forced))
+
+    def _abandon_refused(self, number: int, forced: ForcedFilter) -> None:
         self._abandon(forced.take_all_refused())
-        self._has_left(client)
+        self._has_left(number)
 
-    def _has_left(self, client: bytes, _: bool = True) -> None:
-        self._leaving.discard(client)
-        for left, _then in self._when_left:
-            left.discard(client)
-        while self._when_left and not self._when_left[0][0]:
-            self._when_left.pop(0)[1]()
+    def _has_left(self, number: int, _: bool = True) -> None:
+        self._leaving.discard(number)
+        while self._in_order and self._in_order[0] not in self._leaving:
+            self._in_order.popleft()
+        while self._when_left and (not self._in_order or self._in_order[0] > self._when_left[0][0]):
+            self._when_left.popleft()[1]()
 
     def _abandon(self, completions: list[Completion]) -> None:
         for completion in completions:
