@@ -1,6 +1,8 @@
 # What differs for workers of other nodes: lanes that fail while both ends live, nodes that have died and are listed
 # still, and frames of another build.
+import tracemalloc
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
@@ -505,3 +507,34 @@ def test_a_message_goes_round_the_workers_of_all_nodes() -> None:
 
     assert 3 == len({node[0].identity.incarnation, *seen})
     node.close()
+
+
+def test_what_a_taken_session_costs_does_not_grow_with_their_number(
+    durable: Callable[[int], Node], traced: None
+) -> None:
+    """A worker that goes on after it stood still may have lost all of its sessions, and waits for a silent one."""
+    left: list[str] = []
+    former, third, _ = node = durable(3)
+    sessions = former.worker.protocol.durable
+    clients = [str(number) for number in range(220)]
+    for client in clients:
+        subscribed(lasting(former, client), "a")
+    third.stopped = True
+    former.mesh.leave(third.identity)
+
+    def bytes_each(taken: list[str]) -> float:
+        before, _ = tracemalloc.get_traced_memory()
+        for client in taken:
+            sessions.taken([client.encode()], former.clock())
+            sessions.when_left(partial(left.append, client))
+        after, _ = tracemalloc.get_traced_memory()
+        return (after - before) / len(taken)
+
+    few, many = bytes_each(clients[:20]), bytes_each(clients[20:])
+    left_before = len(left)
+    third.stopped = False
+    former.mesh.join_distant(third.identity)
+    node.advance(0.5)
+
+    assert (0, clients) == (left_before, left)
+    assert many < 1.5 * few
