@@ -3,6 +3,10 @@
 # Work is counted in cost units (a small publish takes ten). A round serves each ready connection once, by surplus round
 # robin: a connection may finish the packet that it began, and pays for that in its next round. The quantum shrinks as
 # more connections are ready, so that a round stays under ROUND seconds. The seconds for a unit are measured.
+#
+# Among very many ready connections there is not even time for a visit to each of them, and nobody's share may be less
+# than SMALLEST. It is worth about as much as a visit costs without any packet: one publish for each visit, for a round
+# that is half as long, would have a worker that is late pay a visit for each publish that waits, and get later still.
 from typing import Final
 
 ROUND: Final = 0.020  # seconds
@@ -10,7 +14,7 @@ LONGEST: Final = (
     0.002  # seconds for one connection, even if it is alone: connections that become ready meanwhile wait for it
 )
 LARGEST: Final = 20_000  # units: about two thousand small publishes, half a millisecond compiled
-SMALLEST: Final = 16  # one small publish: every connection makes progress
+SMALLEST: Final = 64  # six small publishes
 TELLING: Final = 256  # units of a round from which a unit is measured; a shorter round is mostly the cost of waking up
 SMOOTHING: Final = 0.05
 CHEAPEST: Final = 1e-9  # seconds for a unit at least: a coarse clock could measure 0

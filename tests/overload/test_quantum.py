@@ -1,6 +1,6 @@
 import pytest
 
-from broker.overload.quantum import LARGEST, ROUND, SMALLEST, Quantum
+from broker.overload.quantum import DELIVERY_COST, LARGEST, PUBLISH_COST, ROUND, SMALLEST, Quantum
 
 
 def learned(unit_seconds: float) -> Quantum:
@@ -11,7 +11,7 @@ def learned(unit_seconds: float) -> Quantum:
     return quantum
 
 
-@pytest.mark.parametrize("unit_seconds", [50e-9, 1e-6, 5e-6])
+@pytest.mark.parametrize("unit_seconds", [50e-9, 1e-6, 3e-6])
 @pytest.mark.parametrize("ready", [30, 100])
 def test_a_round_keeps_its_time_whatever_the_number_of_connections(unit_seconds: float, ready: int) -> None:
     """With many busy connections, each would wait longer for its turn."""
@@ -28,6 +28,11 @@ def test_one_connection_cannot_have_a_round_for_itself() -> None:
 def test_everybody_gets_on() -> None:
     """With very many connections nobody would be served at all."""
     assert SMALLEST == learned(1e-3).of_round(100_000)
+
+
+def test_a_visit_is_worth_its_while() -> None:
+    """A worker that is late would get later, if it paid a visit for each publish that waits."""
+    assert learned(1e-6).of_round(100_000) > 5 * (PUBLISH_COST + DELIVERY_COST)
 
 
 def test_the_price_of_a_unit_follows_what_is_measured() -> None:

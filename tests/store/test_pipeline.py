@@ -8,7 +8,7 @@ from hiredis import ReplyError
 
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.connection import DISCONNECTED, HANDSHAKE, READY, REPLY, failure_of, packed
+from broker.store.redis.connection import DISCONNECTED, HANDSHAKE, READY, REPLY, failure_of, packed, packed_push
 from broker.store.redis.pipeline import MOST_BYTES, CallbackCommand, CommandPipeline
 from supervisor.redis_server import RedisServer
 from tests.cluster.paper import HANDSHAKE_REPLIES, on_paper
@@ -56,6 +56,13 @@ def test_replies_belong_to_their_commands(start_redis: StartRedis, every_server:
 
     assert [[(str(number).encode(), None)] for number in range(500)] == told
     assert (500, 0) == (commands.statistics.sent, commands.statistics.waiting)
+
+
+@pytest.mark.parametrize("sizes", [[0], [1], [1023], [1024], [1 << 17], [3, 2000, 5]])
+def test_what_is_pushed_is_sent_as_any_command(sizes: list[int]) -> None:
+    for key in (b"queue", b"q" * 2000):
+        values = [b"x" * size for size in sizes]
+        assert packed("RPUSH", key, *values) == packed_push(key, values)
 
 
 def test_commands_of_a_tick_leave_in_one_send(start_redis: StartRedis, loop: Loop) -> None:

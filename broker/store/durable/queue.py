@@ -38,7 +38,7 @@ from broker.store.durable.stored_list import StoredList
 from broker.store.durable.sweep import Sweep
 from broker.store.durable.tokens import TakenNumbers, token_of
 from broker.store.durable.writer import Writer
-from broker.store.redis.connection import packed
+from broker.store.redis.connection import packed, packed_push
 from broker.store.redis.keys import SessionKeys
 
 NOTHING: Final[list[Words]] = []  # never changed
@@ -444,7 +444,7 @@ class DurableQueue(QueueParts, Writer):
         writes = [packed(*words) for words in adds]
         packs = self._pack_new(max(self._due_to, self._held_to), now, wall)
         if packs:
-            writes.append(packed("RPUSH", self.key(), *packs))
+            writes.append(packed_push(self.key(), packs))
         if self._new:
             self._held_to = self._last
             self._commit.later(self, now)
