@@ -516,6 +516,7 @@ def test_what_a_taken_session_costs_does_not_grow_with_their_number(
     left: list[str] = []
     former, third, _ = node = durable(3)
     sessions = former.worker.protocol.durable
+    assert sessions is not None
     clients = [str(number) for number in range(220)]
     for client in clients:
         subscribed(lasting(former, client), "a")
