@@ -15,6 +15,7 @@ pytestmark = pytest.mark.weir_only("a matter of Weir's processes")
 
 StartWeir = Callable[..., BrokerProcess]
 REPORTS: Final = 500  # more than the workers tell by themselves while a test waits
+CONNECTIONS: Final = 4  # of a worker to Redis: for commands, for reports, and for the lanes from and to other nodes
 INJECTION: Final = {"worker": 0, "signal": "nonsense", "value": 2.5, "seconds": 1.0}
 WRONG: Final[list[tuple[dict[str, object], str]]] = [
     ({"worker": -1}, "Worker -1 does not exist: this node has"),
@@ -71,7 +72,7 @@ def test_every_worker_of_two_nodes_listens_again_when_redis_is_back(
         server.kill()
         server.start()
         for weir in weirs:
-            weir.wait_for_log("redis_connected", since=7)  # two lines of two workers, for the second time
+            weir.wait_for_log("redis_connected", since=2 * 2 * CONNECTIONS - 1)  # two workers, for the second time
         each_hears(weirs, publisher)
 
 
