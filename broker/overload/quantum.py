@@ -4,9 +4,9 @@
 # robin: a connection may finish the packet that it began, and pays for that in its next round. The quantum shrinks as
 # more connections are ready, so that a round stays under ROUND seconds. The seconds for a unit are measured.
 #
-# Among very many ready connections there is not even time for a visit to each of them, and nobody's share may be less
-# than SMALLEST. It is worth about as much as a visit costs without any packet: one publish for each visit, for a round
-# that is half as long, would have a worker that is late pay a visit for each publish that waits, and get later still.
+# With very many ready connections a visit to each of them takes longer than ROUND by itself, and nothing would be left
+# for their packets. Each may use SMALLEST nevertheless, which takes about as long as the visit: a worker that is late
+# would get later still if it made a visit for each single publish that waits.
 from typing import Final
 
 ROUND: Final = 0.020  # seconds

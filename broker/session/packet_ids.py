@@ -7,7 +7,7 @@
 from typing import Final
 
 SPAN_SHIFT: Final = 5
-SPAN: Final = 1 << SPAN_SHIFT  # ids: an int of so many bits is no object while it is worked with
+SPAN: Final = 1 << SPAN_SHIFT  # ids: compiled code works with an int of so many bits without making an object
 MOST_SPANS: Final = 64  # about 6 KiB with their objects
 BITS_BYTES: Final = 8192  # a bit for each of 0..65535
 
@@ -82,6 +82,7 @@ class PacketIds:
         return b"".join([packet_id.to_bytes(2, "big") for packet_id in self._of_spans()])
 
     def _of_spans(self) -> list[int]:
+        """All ids, in order, unless there are bits."""
         return [
             at << SPAN_SHIFT | number
             for at in sorted(self._spans)
