@@ -532,8 +532,10 @@ class Session(IncomingMessages):
             out.answer(PUBREL_3 + packet_id.to_bytes(2, "big"))
 
     def released(self, packet_id: int) -> None:
-        if self.outbox is not None and self._inflight and self._inflight.get(packet_id) is RELEASED:
-            self._release(packet_id, self.outbox)
+        out, inflight = self.outbox, self._inflight
+        if out is not None and inflight is not None and inflight.get(packet_id) is RELEASED:
+            self._counters.answers_sent += 1
+            out.answer(PUBREL_3 + packet_id.to_bytes(2, "big"))
 
     def pubcomp(self, packet_id: int, now: float) -> bool:
         """PUBCOMP: the packet id is free again.

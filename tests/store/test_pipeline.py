@@ -8,7 +8,16 @@ from hiredis import ReplyError
 
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.connection import DISCONNECTED, HANDSHAKE, READY, REPLY, failure_of, packed, packed_push
+from broker.store.redis.connection import (
+    DISCONNECTED,
+    HANDSHAKE,
+    READY,
+    REPLY,
+    failure_of,
+    packed,
+    packed_numbers,
+    packed_push,
+)
 from broker.store.redis.pipeline import MOST_BYTES, CallbackCommand, CommandPipeline
 from supervisor.redis_server import RedisServer
 from tests.cluster.paper import HANDSHAKE_REPLIES, on_paper
@@ -63,6 +72,23 @@ def test_what_is_pushed_is_sent_as_any_command(sizes: list[int]) -> None:
     for key in (b"queue", b"q" * 2000):
         values = [b"x" * size for size in sizes]
         assert packed("RPUSH", key, *values) == packed_push(key, values)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [1],
+        [9, 10, 99, 100, 999, 1000, 1001],
+        [1000],
+        [1999, 2000, 1998, 7, 123_456_789_012, 123_456_789_013],
+        list(range(900, 2100)),
+        list(range(65_535, 1, -701)),
+    ],
+)
+def test_numbers_are_sent_as_any_command(numbers: list[int]) -> None:
+    """Marks of QoS 2 messages would be those of others: a message would be lost, or delivered twice."""
+    for key in (b"set", b"s" * 2000):
+        assert packed("SADD", key, *numbers) == packed_numbers("SADD", key, tuple(numbers))
 
 
 def test_commands_of_a_tick_leave_in_one_send(start_redis: StartRedis, loop: Loop) -> None:

@@ -2,14 +2,19 @@
 #
 # A marked message is never sent again, PUBREL is. So a mark is stored before PUBREL leaves, and removed when PUBCOMP
 # has come and the pack of the message is removed: in a pack without its mark it would be sent once more.
+from typing import Final
+
 from broker.store.durable.pack import StoredPack
-from broker.store.durable.removals import Words
+from broker.store.durable.removals import MARK, UNMARK, Words
+
+NOT_READ: Final = StoredPack(0, 0, 0, 0.0, None)  # in place of a pack that is unread, or not in the list any more
+NOT_READ.removed = True
 
 
 class PubrecMarks:
     def __init__(self) -> None:
         self.asked: dict[int, None] = {}  # to be stored
-        self.stored: dict[int, StoredPack | None] = {}  # with their packs while those are in the list and were read
+        self.stored: dict[int, StoredPack] = {}  # with their packs while those are in the list and were read
         self.completed: list[int] = []  # those with PUBCOMP that are to be removed
         self.completed_unread: dict[int, None] = {}  # those with PUBCOMP whose packs are unread
         self._writing: dict[int, None] = {}  # in the transaction under way
@@ -17,7 +22,7 @@ class PubrecMarks:
     def restore(self, stored: list[int], completed: list[int]) -> None:
         """Go on with the marks *stored* in Redis; for those *completed*, PUBCOMP has come."""
         self.completed_unread = dict.fromkeys(completed)
-        self.stored = {position: None for position in stored if position not in self.completed_unread}
+        self.stored = {position: NOT_READ for position in stored if position not in self.completed_unread}
 
     def is_empty(self) -> bool:
         """Whether nothing is marked, or to be."""
@@ -43,18 +48,20 @@ class PubrecMarks:
 
         What is behind the position *ready_to* is unread.
         """
-        if not (self.stored or self.asked or self._writing):  # most queues have no QoS 2
+        stored = self.stored
+        if not (stored or self.asked or self._writing):  # most queues have no QoS 2
             return False
-        if position not in self.stored:
+        pack = stored.get(position)
+        if pack is None:
             self.asked.pop(position, None)
             if position in self._writing:  # PUBCOMP without PUBREL
                 del self._writing[position]
                 self.completed.append(position)
             return False
-        pack = self.stored.pop(position)
+        del stored[position]
         if position > ready_to:
             self.completed_unread[position] = None
-        elif pack is None or pack.removed:
+        elif pack.removed:
             self.completed.append(position)
         else:
             pack.completed.append(position)
@@ -76,18 +83,16 @@ class PubrecMarks:
         if not self.completed:
             return []
         completed, self.completed = self.completed, []
-        return [("SREM", key, *completed)]
+        return [(UNMARK, key, *completed)]
 
     def adds(self, key: bytes) -> list[Words]:
         """The command that stores marks, if some are to be stored; `added()` follows."""
         if not self.asked:
             return []
         self._writing, self.asked = self.asked, {}
-        return [("SADD", key, *self._writing)]
+        return [(MARK, key, *self._writing)]
 
-    def added(self, pack_of: dict[int, StoredPack]) -> list[int]:
-        """What `adds()` returned was carried out; the positions whose PUBREL may leave."""
+    def added(self) -> list[int]:
+        """What `adds()` returned was carried out: the positions whose PUBREL may leave, once they are in `stored`."""
         written, self._writing = list(self._writing), {}
-        for position in written:
-            self.stored[position] = pack_of.get(position)
         return written

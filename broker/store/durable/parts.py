@@ -27,6 +27,7 @@ from typing import Final
 from broker.reasons import DropReason
 from broker.session.expiry import NEVER_DUE
 from broker.session.message import NEVER, Message
+from broker.store.durable.marks import NOT_READ
 from broker.store.durable.pack import (
     PACK,
     PACK_BYTES,
@@ -232,7 +233,7 @@ class QueueParts(QueuePlaces):
         """Whether *message* has to be stored before it is sent, and is not yet."""
         if message.qos < 2 and not is_will(message):
             return False
-        return position not in self.stored.pack_of or position in self._writing
+        return position > self._stored_to
 
     def _add(self, message: Message, now: float) -> None:
         """Give *message* its position."""
@@ -328,9 +329,20 @@ class QueueParts(QueuePlaces):
 
     def _marked(self, now: float) -> None:
         """The marks are stored that were asked for."""
-        released = self._marks.added(self.stored.pack_of)
+        marked, pack_of = self._marks.stored, self.stored.pack_of
+        released = self._marks.added()
+        complete = False
         for position in released:
-            self._done(position, now)
+            pack = pack_of.get(position)
+            marked[position] = NOT_READ if pack is None else pack
+            if position > self._stored_to:  # a group gives messages to its members that it has not stored
+                self._done(position, now)
+            elif pack is not None:
+                del pack_of[position]
+                pack.left -= 1
+                complete = complete or not pack.left
+        if complete:
+            self._remove_done(now)
         holder = self._holder
         if holder is not None:
             for position in released:
@@ -465,6 +477,7 @@ class QueueParts(QueuePlaces):
             wide = self._bodies.wide(tuple(new.values()), now, wall)
             if wide is not None:
                 self._writing, self._new = new, {}
+                self._written_to = self._last
                 return [self._pack_wide(first, wide, now, wall)]
         packs: list[bytes] = []
         messages: list[StoredMessage] = []
@@ -479,6 +492,7 @@ class QueueParts(QueuePlaces):
             messages.append(StoredMessage(position, message))
             size += message.size
         if messages:
+            self._written_to = messages[-1].position
             packs.append(self._pack(messages, now, wall))
         for position in self._writing:
             del new[position]

@@ -41,6 +41,8 @@ class QueuePlaces(MessageQueue):
         self._overtaken: dict[int, int] = NONE_OVERTAKEN
         self._moved_to = 0  # the same, of the worker that had the session before, if that told
         self._due_to = 0  # that of the last message that is to be written with the next transaction
+        self._written_to = 0  # that of the last one in the transaction under way, or in one before
+        self._stored_to = 0  # that of the last one that is stored, unless it was done before
         self._restored_to = 0  # messages up to here may have been sent before, over another connection
         self._new: dict[int, Message] = {}  # by position
         self._writing: dict[int, Message] = {}  # in the transaction under way
@@ -86,7 +88,7 @@ class QueuePlaces(MessageQueue):
         self.stored, self._marks, self._taken = former.stored, former._marks, former._taken
         self._overtaken, self._done_unread, self._keep = former._overtaken, former._done_unread, former._keep
         self.count, self.waiting_bytes, self.exact = former.count, former.waiting_bytes, former.exact
-        self._last = self._due_to = former._last
+        self._last = self._due_to = self._written_to = self._stored_to = former._last
         self._ready_to, self._sent_to, self._moved_to = former._ready_to, former._sent_to, former._moved_to
         self._restored_to, self._late = former._restored_to, former._late
         self.of_member = self.of_member or former.of_member

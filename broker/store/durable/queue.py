@@ -131,7 +131,7 @@ class DurableQueue(QueueParts, Writer):
             self.stored.refers = last.may_refer()
             self.stored.stored_bytes = last.bytes_before + sum([stored.message.size for stored in last.messages])
             self._expiry.set(self, last.due)
-        self._due_to = self._last
+        self._due_to = self._written_to = self._stored_to = self._last
         self._sent_to = max([self._ready_to, *released])
         if state is None:
             self._restored_to = self._last
@@ -465,7 +465,7 @@ class DurableQueue(QueueParts, Writer):
             repeated, self._taken.repeated_due = self._taken.repeated_due, []
             for message in repeated:
                 message.settle(now)
-        written, self._writing = self._writing, {}
+        written, self._writing, self._stored_to = self._writing, {}, self._written_to
         for position, message in written.items():
             if position > self._ready_to:  # it is read again when its turn comes
                 self.size -= message.size

@@ -25,14 +25,16 @@
 # its message would be sent twice.
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import Final
+from typing import Final, cast
 
 from broker.store.durable.index import SET_INDEX
 from broker.store.durable.shared_bodies import REDUCE
-from broker.store.redis.connection import packed
+from broker.store.redis.connection import packed, packed_numbers
 
 Words = tuple[bytes | str | int, ...]  # a command: its name, and what follows
 
+MARK: Final = "SADD"
+UNMARK: Final = "SREM"  # of marks, which are numbers, or of other members
 GIVE: Final = "give"
 INDEX: Final = "index"  # what the index says of a session that is in it: see SET_INDEX
 REDUCED: Final = "reduce"
@@ -115,6 +117,8 @@ def in_transaction(words: Words, fence: bytes = b"", known: int = 0) -> bytes:
         return packed("EVAL", REDUCE, 1 + groups, fence, *words[1 : 1 + groups], known, *words[1 + groups :])
     if words[0] == RELEASE:
         return packed("EVAL", RELEASE_LEASE, 3, fence, *words[1:3], known, *words[3:])
+    if words[0] in (MARK, UNMARK) and isinstance(words[2], int):
+        return packed_numbers(words[0], cast(bytes, words[1]), cast("tuple[int, ...]", words[2:]))
     return packed(*words)
 
 

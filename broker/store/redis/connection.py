@@ -42,6 +42,9 @@ KILL: Final = 3  # ends the former one
 
 END: Final = b"\r\n"
 PUSH_ONE: Final = b"*3\r\n$5\r\nRPUSH\r\n"
+ENDS: Final = 1000
+LAST_DIGITS: Final = [b"%03d\r\n" % number for number in range(ENDS)]
+NUMBERS: Final = [b"$%d\r\n%d\r\n" % (len(str(number)), number) for number in range(ENDS)]  # as words
 LENGTHS: Final = [b"$%d\r\n" % size for size in range(1024)]  # ahead of words of these sizes
 
 NOTHING: Final = object()  # what the reader returns when it has no complete reply
@@ -83,6 +86,33 @@ def packed_push(key: bytes, values: list[bytes]) -> bytes:
         words += (END, _length(value), value)
     words.append(END)
     return b"".join(words)
+
+
+def packed_numbers(name: str, key: bytes, numbers: tuple[int, ...]) -> bytes:
+    """The command *name* with *key* and *numbers*, all above 0, as by `packed()`, in a third of the time if most of
+    them follow each other: they differ in their last three digits."""
+    words = [b"*%d\r\n$%d\r\n%s\r\n" % (2 + len(numbers), len(name), name.encode()), _length(key), key, END]
+    ends: list[bytes] = []
+    first = 0  # the number that the next ends are added to
+    for number in numbers:
+        end = number - first
+        if not 0 <= end < ENDS:
+            words.append(_with_ends(first, ends))
+            end = number % ENDS
+            first = number - end
+            ends = []
+        ends.append(LAST_DIGITS[end] if first else NUMBERS[end])
+    words.append(_with_ends(first, ends))
+    return b"".join(words)
+
+
+def _with_ends(first: int, ends: list[bytes]) -> bytes:
+    """The words of *first* and each of *ends*: the last digits of numbers, or the whole words if *first* is 0."""
+    if not first:
+        return b"".join(ends)
+    digits = b"%d" % (first // ENDS)
+    start = b"$%d\r\n%s" % (len(digits) + 3, digits)
+    return start + start.join(ends)
 
 
 def _length(word: bytes) -> bytes:
