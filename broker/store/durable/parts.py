@@ -328,20 +328,18 @@ class QueueParts(QueuePlaces):
             self._remove_later(pack, now)
 
     def _marked(self, now: float) -> None:
-        """The marks are stored that were asked for."""
+        """The marks are stored that were asked for: of messages that were stored, or they would not have been sent."""
         marked, pack_of = self._marks.stored, self.stored.pack_of
         released = self._marks.added()
-        complete = False
+        ends = False
         for position in released:
             pack = pack_of.get(position)
             marked[position] = NOT_READ if pack is None else pack
-            if position > self._stored_to:  # a group gives messages to its members that it has not stored
-                self._done(position, now)
-            elif pack is not None:
+            if pack is not None:
                 del pack_of[position]
                 pack.left -= 1
-                complete = complete or not pack.left
-        if complete:
+                ends = ends or not pack.left
+        if ends:
             self._remove_done(now)
         holder = self._holder
         if holder is not None:

@@ -89,8 +89,8 @@ def packed_push(key: bytes, values: list[bytes]) -> bytes:
 
 
 def packed_numbers(name: str, key: bytes, numbers: tuple[int, ...]) -> bytes:
-    """The command *name* with *key* and *numbers*, all above 0, as by `packed()`, in a third of the time if most of
-    them follow each other: they differ in their last three digits."""
+    """The command *name* with *key* and *numbers*, all above 0, as by `packed()`, in a fifth of the time if they are
+    close together: they differ in their last three digits."""
     words = [b"*%d\r\n$%d\r\n%s\r\n" % (2 + len(numbers), len(name), name.encode()), _length(key), key, END]
     ends: list[bytes] = []
     first = 0  # the number that the next ends are added to
