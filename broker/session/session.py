@@ -497,8 +497,7 @@ class Session(IncomingMessages):
         Stored: PUBREL is sent [MQTT-4.3.3-4], until there is a PUBCOMP [MQTT-4.3.3-5]. Refused: the message is removed
         [MQTT-4.4.0-2]. False if nothing is unacknowledged under that id. ProtocolError: a message of QoS 1 is.
         """
-        inflight = self._inflight
-        out = self.outbox
+        inflight, out = self._inflight, self.outbox
         message = None if inflight is None else inflight.get(packet_id)
         if out is None:
             return False
@@ -532,10 +531,9 @@ class Session(IncomingMessages):
             out.answer(PUBREL_3 + packet_id.to_bytes(2, "big"))
 
     def released(self, packet_id: int) -> None:
-        out, inflight = self.outbox, self._inflight
-        if out is not None and inflight is not None and inflight.get(packet_id) is RELEASED:
+        if self.outbox is not None and self._inflight and self._inflight.get(packet_id) is RELEASED:
             self._counters.answers_sent += 1
-            out.answer(PUBREL_3 + packet_id.to_bytes(2, "big"))
+            self.outbox.answer(PUBREL_3 + packet_id.to_bytes(2, "big"))
 
     def pubcomp(self, packet_id: int, now: float) -> bool:
         """PUBCOMP: the packet id is free again.

@@ -6,37 +6,28 @@
 #
 # What clients of the second node notice is measured by pairs in processes of their own, from when a message was due:
 # some with stored sessions, which need the store, and some without. Pairs in the process of the load would measure how
-# late that process is itself, too: it connects hundreds of clients a second meanwhile.
+# late that process is itself, too: it connects hundreds of clients a second meanwhile. The load is a program in C, as
+# two nodes, their server and the witnesses need most of two processors without it.
 #
 # The death: many idle clients are at the first node, which is killed. All of them connect to the second node at once,
 # while a pair is there. They are several processes, as each has a limit of descriptors.
-#
-# The load is one process that speaks bytes, as 20 000 messages a second are little beside what the nodes do with them.
 import json
 import os
-import select
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from broker.mqtt.encode import encode
-from broker.mqtt.packets import V5, Connect, Disconnect, Properties, Subscribe, Wanted
-from broker.mqtt.properties import SERVER_REFERENCE, SESSION_EXPIRY_INTERVAL
-from broker.mqtt.stream import PacketReader
 from tests.redis_servers import SERVERS, RunningRedis
 from tests.system import node
 from tests.system.processes import HOST, BrokerProcess, free_port
-from tests.system.raw import LIMIT
-from tests.tools.bench.contenders import Bench, beside
+from tests.tools.bench.contenders import Bench, beside, build_tool
+from tests.tools.bench.cost import cpu_seconds
 from tests.tools.bench.hostile import RATE
 from tests.tools.bench.scale import swarm
 from tests.tools.bench.table import markdown, number
@@ -46,200 +37,37 @@ MESSAGES: Final = 20_000  # a second, in all
 WITNESSES: Final = 20  # pairs of each kind at the other node,
 EACH: Final = 1000  # with so many messages a second
 BEFORE: Final = 3.0  # seconds of load before the drain, and after it
-QUIET: Final = 20.0  # seconds at most until the last message has come
-LONGEST: Final = 120.0  # seconds at most until the node is drained
+LONGEST: Final = 120.0  # seconds at most until the node is drained, and until nothing is under way any more
+LOOK: Final = 0.2  # seconds between two looks at the drain
 MOST_P99_MS: Final = 50.0  # of the witnesses
 START: Final = 60.0  # seconds at most until a node serves
-TICK: Final = 0.01  # seconds
-AGAIN: Final = 1.0  # seconds until a client that was refused connects again
 SWARMS: Final = 4
 DEATH_P99_MS: Final = 100.0
 DEATH_LONGEST: Final = 60.0  # seconds until everybody is back
-NUMBER: Final = struct.Struct(">12xQ")  # the payload
-PUBACK: Final = 0x40
-PUBLISH: Final = 0x30
-CONNACK: Final = 0x20
-DISCONNECT: Final = 0xE0
 QUICK_SHARE: Final = 20
 
 
-class Load:
-    """All clients, in one loop."""
+class Movers:
+    """All clients of the drain (movers.c): at the first of two nodes, until the broker sends them to another."""
 
-    def __init__(self, ports: list[int]) -> None:
-        self.ports = ports
-        self.epoll = select.epoll()
-        self.clients: dict[int, Client] = {}  # by descriptor
-        self.waiting: deque[tuple[float, Client]] = deque()  # those that connect again, and when
-        self.moved = 0  # by a server reference
-        self.refused: dict[int, int] = {}  # ends without a server reference, by reason code
-        self.longest_s = 0.0  # without a connection
+    def __init__(self, bench: Bench, nodes: list[BrokerProcess], pairs: int, rate: int) -> None:
+        command = [str(build_tool("movers", bench.folder, bench.tls)), "--pairs", str(pairs), "--rate", str(rate)]
+        command += ["--ports", ",".join(str(one.port) for one in nodes)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None and self._process.stdout.readline(), "the clients cannot connect"
 
-    def turn(self, until: float) -> None:
-        """Serve what is ready until *until*."""
-        while (now := time.perf_counter()) < until:
-            while self.waiting and self.waiting[0][0] <= now:
-                self.waiting.popleft()[1].connect()
-            for descriptor, _ in self.epoll.poll(min(until - now, TICK)):
-                client = self.clients.get(descriptor)
-                if client is not None:
-                    client.readable()
+    def begin(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
 
+    def cpu_seconds(self) -> float:
+        return cpu_seconds(self._process.pid)
 
-class Client:
-    def __init__(self, load: Load, name: str, port: int, properties: Properties) -> None:
-        self.load = load
-        self.port = port
-        self.connected = False
-        self._name = name
-        self._properties = properties
-        self._left = time.perf_counter()
-        self._input = b""
-        self.connect()
-
-    def connect(self) -> None:
-        self.socket = socket.create_connection((HOST, self.port))
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.load.clients[self.socket.fileno()] = self
-        self.load.epoll.register(self.socket.fileno(), select.EPOLLIN)
-        self._input = b""
-        self.write(encode(Connect(V5, self._name, False, properties=self._properties), V5))
-
-    def write(self, data: bytes) -> None:
-        with suppress(ConnectionError):  # the end is read
-            self.socket.sendall(data)
-
-    def readable(self) -> None:
-        try:
-            data = self.socket.recv(1 << 18)
-        except ConnectionError:
-            data = b""
-        if not data:
-            self._leave(self._other(), AGAIN)
-            return
-        data = self._input + data
-        position, size = 0, len(data)
-        while position + 2 <= size:
-            length, head = data[position + 1], 2
-            if length & 0x80:
-                if position + 3 > size:
-                    break
-                length, head = (length & 0x7F) | data[position + 2] << 7, 3
-            end = position + head + length
-            if end > size:
-                break
-            if not self._packet(data, position, position + head, end):
-                return
-            position = end
-        self._input = data[position:]
-
-    def _packet(self, data: bytes, start: int, body: int, end: int) -> bool:
-        """Take a packet; false if the connection ends with it."""
-        kind = data[start] & 0xF0
-        if kind == PUBACK:
-            self.acknowledged(int.from_bytes(data[body : body + 2], "big"))
-        elif kind == PUBLISH:
-            topic = int.from_bytes(data[body : body + 2], "big")
-            at = body + 2 + topic
-            self.write(b"\x40\x02" + data[at : at + 2])
-            self.received(*NUMBER.unpack_from(data, end - NUMBER.size))
-        elif kind in (CONNACK, DISCONNECT):
-            (packet,) = PacketReader(V5, LIMIT).feed(data[start:end])
-            code = packet.code  # type: ignore[union-attr]  # both have one
-            if kind == CONNACK and code == 0:
-                self.load.longest_s = max(self.load.longest_s, time.perf_counter() - self._left)
-                self.connected = True
-                self.welcome()
-                return True
-            place = packet.properties.get(SERVER_REFERENCE)  # type: ignore[union-attr]
-            if isinstance(place, str):
-                self.load.moved += 1
-                self._leave(int(place.rpartition(":")[2]), 0.0)
-            else:
-                self.load.refused[code] = self.load.refused.get(code, 0) + 1
-                self._leave(self.port, AGAIN)
-            return False
-        return True
-
-    def _other(self) -> int:
-        first, second = self.load.ports
-        return second if self.port == first else first
-
-    def _leave(self, port: int, pause: float) -> None:
-        if self.connected:
-            self._left = time.perf_counter()
-        self.connected = False
-        self.load.epoll.unregister(self.socket.fileno())
-        del self.load.clients[self.socket.fileno()]
-        self.socket.close()
-        self.port = port
-        if pause:
-            self.load.waiting.append((time.perf_counter() + pause, self))
-        else:
-            self.connect()
-
-    def close(self) -> None:
-        self.write(encode(Disconnect(), V5))
-        self.socket.close()
-
-    def welcome(self) -> None:
-        """CONNACK has come."""
-
-    def acknowledged(self, packet_id: int) -> None:
-        """PUBACK has come."""
-
-    def received(self, number: int) -> None:
-        """A message has come."""
-
-
-class Subscriber(Client):
-    def __init__(self, load: Load, number: int, port: int) -> None:
-        self.topic = b"drain/%d" % number
-        self.came: set[int] = set()
-        self.doubled = 0
-        self.subscribed = False
-        super().__init__(load, f"subscriber-{number}", port, {SESSION_EXPIRY_INTERVAL: 3600})
-
-    def welcome(self) -> None:
-        if not self.subscribed:
-            self.subscribed = True
-            self.write(encode(Subscribe(1, [Wanted(self.topic, 1)]), V5))
-
-    def received(self, number: int) -> None:
-        self.doubled += number in self.came
-        self.came.add(number)
-
-
-class Publisher(Client):
-    def __init__(self, load: Load, number: int, port: int) -> None:
-        self.sent = 0
-        self.acked: set[int] = set()
-        self._open: dict[int, bytes] = {}  # what is not acknowledged, by number
-        self._topic = b"drain/%d" % number
-        super().__init__(load, f"publisher-{number}", port, {SESSION_EXPIRY_INTERVAL: 3600})
-
-    def welcome(self) -> None:
-        """Publish again what was not acknowledged [MQTT-4.4.0-1]."""
-        if self._open:
-            self.write(b"".join(bytes((data[0] | 8,)) + data[1:] for data in self._open.values()))
-
-    def publish(self) -> None:
-        self.sent += 1
-        payload = NUMBER.pack(self.sent)
-        packet_id = (self.sent - 1) % 65535 + 1
-        topic = self._topic
-        body = len(topic).to_bytes(2, "big") + topic + packet_id.to_bytes(2, "big") + b"\0" + payload
-        self._open[packet_id] = data = b"\x32" + bytes((len(body),)) + body
-        if self.connected:
-            self.write(data)
-
-    def acknowledged(self, packet_id: int) -> None:
-        if self._open.pop(packet_id, None) is not None:
-            base = (self.sent - packet_id) // 65535 * 65535
-            self.acked.add(base + packet_id)
-
-    def open(self) -> int:
-        return len(self._open)
+    def end(self) -> dict[str, Any]:
+        """Publish no more; what became of all."""
+        found: dict[str, Any] = json.loads(self._process.communicate(timeout=LONGEST)[0])
+        return found
 
 
 def measure(bench: Bench, clients: int, quick: bool) -> tuple[str, dict[str, Any]]:
@@ -256,7 +84,8 @@ def measure(bench: Bench, clients: int, quick: bool) -> tuple[str, dict[str, Any
         ["delivered twice", drained["doubled"], ""],
         ["seconds of the drain", number(drained["seconds"]), ""],
         ["clients that followed a reference", drained["moved"], ""],
-        ["ends without one, by code", _codes(drained["refused"]), ""],
+        ["ends without one, by code", json.dumps(drained["refused"]), ""],
+        ["never acknowledged", drained["open"], ""],
         ["longest without a connection, s", number(drained["longest_s"]), ""],
         ["p99 at the other node, ms", number(drained["p99_ms"]), MOST_P99_MS],
         ["p99 there of stored sessions, ms", number(drained["stored_p99_ms"]), MOST_P99_MS],
@@ -334,41 +163,25 @@ def _processor_seconds() -> float:
 
 def _drain(bench: Bench, nodes: list[BrokerProcess], clients: int, rate: int) -> dict[str, Any]:
     first, second = nodes
-    assert first.control is not None
-    load = Load([first.port, second.port])
-    pairs = clients // 2
-    subscribers = [Subscriber(load, number, first.port) for number in range(pairs)]
-    publishers = [Publisher(load, number, first.port) for number in range(pairs)]
-    _until(load, lambda: all(one.connected for one in [*subscribers, *publishers]), LONGEST, "connect")
+    control = _control(first)
+    movers = Movers(bench, nodes, clients // 2, rate)
+    movers.begin()
     with _witnesses(bench, second, "before") as before:
-        _publish(load, publishers, rate, time.perf_counter() + BEFORE)
-    name = node.status(first.control)["node"]
+        time.sleep(BEFORE)
+    name = node.status(control)["node"]
     with _witnesses(bench, second, "during") as during:
-        began, used, own = time.perf_counter(), _processor_seconds(), time.process_time()
-        node.ask(first.control, "drain", node=name, force=False)
-        while node.ask(first.control, "drain_progress", node=name)["state"] != "drained":
+        began, used, own = time.perf_counter(), _processor_seconds(), movers.cpu_seconds()
+        node.ask(control, "drain", node=name, force=False)
+        while node.ask(control, "drain_progress", node=name)["state"] != "drained":
             assert time.perf_counter() - began < LONGEST, "the node is not drained"
-            _publish(load, publishers, rate, time.perf_counter() + 0.2)
+            time.sleep(LOOK)
         seconds = time.perf_counter() - began
-        _publish(load, publishers, rate, time.perf_counter() + BEFORE)  # the last ones have been sent away, not let in
+        time.sleep(BEFORE)  # the last ones have been sent away, not let in
         elapsed = time.perf_counter() - began
-        busy, own = (_processor_seconds() - used) / elapsed, (time.process_time() - own) / elapsed
-    _until(load, lambda: not any(one.open() for one in publishers), QUIET, "acknowledge all")
-    missing = [one.acked - other.came for one, other in zip(publishers, subscribers, strict=True)]
-    deadline = time.perf_counter() + QUIET
-    while any(missing) and time.perf_counter() < deadline:
-        load.turn(time.perf_counter() + 0.2)
-        missing = [one.acked - other.came for one, other in zip(publishers, subscribers, strict=True)]
-    for client in list(load.clients.values()):
-        client.close()
+        busy, own = (_processor_seconds() - used) / elapsed, (movers.cpu_seconds() - own) / elapsed
     return {
-        "acknowledged": sum(len(one.acked) for one in publishers),
-        "lost": sum(map(len, missing)),
-        "doubled": sum(one.doubled for one in subscribers),
+        **movers.end(),
         "seconds": seconds,
-        "moved": load.moved,
-        "refused": load.refused,
-        "longest_s": load.longest_s,
         "p99_ms": during[0],
         "stored_p99_ms": during[1],
         "p99_before_ms": before[0],
@@ -376,24 +189,6 @@ def _drain(bench: Bench, nodes: list[BrokerProcess], clients: int, rate: int) ->
         "busy": busy,
         "own": own,
     }
-
-
-def _publish(load: Load, publishers: list[Publisher], rate: int, until: float) -> None:
-    """Have all *publishers* in turn publish *rate* messages a second."""
-    began, sent = time.perf_counter(), 0
-    while (now := time.perf_counter()) < until:
-        due = int((now - began) * rate)
-        while sent < due:
-            publishers[sent % len(publishers)].publish()
-            sent += 1
-        load.turn(now + TICK)
-
-
-def _until(load: Load, done: Any, seconds: float, what: str) -> None:
-    deadline = time.perf_counter() + seconds
-    while not done():
-        assert time.perf_counter() < deadline, f"the clients do not {what}"
-        load.turn(time.perf_counter() + TICK)
 
 
 def _death(bench: Bench, nodes: list[BrokerProcess], clients: int) -> dict[str, Any]:
@@ -421,10 +216,6 @@ def _arrive(bench: Bench, stack: ExitStack, weir: BrokerProcess, each: int) -> f
     for one in swarms:
         assert one.stdout is not None and one.stdout.readline(), "not all clients could connect"
     return time.monotonic() - began
-
-
-def _codes(refused: dict[int, int]) -> str:
-    return ", ".join(f"0x{code:02X}: {count}" for code, count in sorted(refused.items())) or "none"
 
 
 def _control(weir: BrokerProcess) -> Path:
