@@ -12,17 +12,11 @@ SOURCES: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = ("broker", "supervisor", "cli")
 # Of files below SOURCES: patterns, each of which is there once, and what stands there in the former build.
 CHANGES: Final = {
-    "broker/cluster/lane_format.py": [(r"LANE_FORMAT: Final = 2\n", "LANE_FORMAT: Final = 1\n")],
+    "broker/cluster/lane_format.py": [(r"LANE_FORMAT: Final = 3\n", "LANE_FORMAT: Final = 2\n")],
     "broker/cluster/control_lane.py": [
-        (r"        elif kind == wire\.LEAVING:\n.*\n        elif kind == wire\.RELEASED:\n.*\n", ""),
+        (r"        elif kind == wire\.HEAR_ALL:\n.*\n        elif kind == wire\.HEARD_ALL:\n.*\n", ""),
     ],
-    "broker/cluster/departure.py": [
-        (
-            r"            if not peer\.former:\n                peer\.tell\(wire\.frame\(wire\.LEAVING\)\)\n",
-            "            pass\n",
-        ),
-        (r"return all\(peer\.released or peer\.former for peer in self\._peers\.all\)", "return True"),
-    ],
+    "broker/cluster/all_heard.py": [(r"\[peer for peer in self\._peers\.all if not peer\.former\]", "[]")],
 }
 
 

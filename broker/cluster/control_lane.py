@@ -116,6 +116,10 @@ class ControlLane(PeerLane):
             self._listener.leaving(peer)
         elif kind == wire.RELEASED:
             self._listener.released(peer)
+        elif kind == wire.HEAR_ALL:
+            self._listener.asked_to_hear(peer, wire.read_number(body))
+        elif kind == wire.HEARD_ALL:
+            self._listener.has_heard(peer, wire.read_number(body))
         elif kind == wire.DRAINED:
             peer.drained = True
         elif kind == wire.REPORT:

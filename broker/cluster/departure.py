@@ -32,13 +32,12 @@ class Departure:
     def say_leaving(self) -> None:
         """This worker is about to end: have nothing more published for it. What was published is confirmed still."""
         for peer in self._peers.all:
-            if not peer.former:
-                peer.tell(wire.frame(wire.LEAVING))
+            peer.tell(wire.frame(wire.LEAVING))
         self._reactor.wake()
 
     def may_leave(self) -> bool:
-        """Whether no peer waits for this worker, after `say_leaving()`. Those of the former format cannot say so."""
-        return all(peer.released or peer.former for peer in self._peers.all)
+        """Whether no peer waits for this worker, after `say_leaving()`."""
+        return all(peer.released for peer in self._peers.all)
 
     # Of a peer.
 

@@ -5,10 +5,10 @@
 # worker knows which of its peers have the *former* format, and sends them nothing that this one has brought. Lanes
 # within a node join workers of one build, and need no format.
 #
-# 1: the first one. 2: LEAVING and RELEASED.
+# 1: the first one. 2: LEAVING and RELEASED. 3: HEAR_ALL and HEARD_ALL.
 from typing import Final
 
-LANE_FORMAT: Final = 2
+LANE_FORMAT: Final = 3
 NEIGHBOURS: Final = 1  # how far the versions of two nodes may be apart
 
 

@@ -59,6 +59,14 @@ class LaneListener:
         """*peer* waits for nothing that this worker, which is about to end, has to confirm."""
         raise NotImplementedError
 
+    def asked_to_hear(self, peer: Peer, number: int) -> None:
+        """*peer* asks, with a *number*, to be told when this worker has heard all others."""
+        raise NotImplementedError
+
+    def has_heard(self, peer: Peer, number: int) -> None:
+        """*peer* has heard all others since it was asked with *number*."""
+        raise NotImplementedError
+
     def opened(self, peer: Peer, now: float) -> None:
         """The gate of *peer* has opened."""
         raise NotImplementedError

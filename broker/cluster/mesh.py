@@ -125,7 +125,7 @@ class Mesh(LaneListener):
         self._adopted = adopted
         self.departure = Departure(peers, reactor)
         self._full_sync = FullSync(peers, routes, retained, stamps, adopted, self._told_all_to)
-        self._all_heard = AllHeard(self._distant, announcements, self._all_peers_told, failed)
+        self._all_heard = AllHeard(peers, self._distant, announcements, self._all_peers_told, failed)
         self._shared_members = SharedMembers(routes, announcements)
         self._silent_peers = SilentPeers(peers, self._distant, announcements, barriers, takeovers, clock())
         self._lanes: dict[Peer, DataLane] = {}
@@ -327,7 +327,7 @@ class Mesh(LaneListener):
         """
         now = self._clock()
         peer.gone = True
-        self._all_heard.lost()
+        self._all_heard.lost(peer)
         if peer.distant:
             self._distant.withdrawn(peer.worker)
         self._reactor.destroy(peer.control)
@@ -365,9 +365,15 @@ class Mesh(LaneListener):
                 self._note_told(peer)
                 peer.tell(wire.number(wire.RETELL, writer))
 
-    def when_heard(self, then: Callable[[], None]) -> None:
-        """Call *then* as soon as every worker that is listed has been heard since, see `AllHeard`."""
-        self._all_heard.when_heard(then)
+    def when_all_have_heard(self, then: Callable[[], None]) -> None:
+        """Call *then* as soon as every worker that is listed has been heard since, here and there, see `AllHeard`."""
+        self._all_heard.when_all_have(then)
+
+    def asked_to_hear(self, peer: Peer, number: int) -> None:
+        self._all_heard.asked_to_hear(peer, number)
+
+    def has_heard(self, peer: Peer, number: int) -> None:
+        self._all_heard.has_heard(peer, number)
 
     def _let_go(self, orphaned: list[Peer]) -> None:
         """Another worker has told what has become of the durable sessions of *orphaned*."""

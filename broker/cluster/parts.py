@@ -379,7 +379,7 @@ class ClusterParts:
                 base.log,
             )
         if protocol.durable is not None:
-            protocol.durable.when_heard = protocol.durable.cold.when_heard = self.mesh.when_heard
+            protocol.durable.when_heard = protocol.durable.cold.when_heard = self.mesh.when_all_have_heard
             protocol.durable.when_adopted(base.reactor.wake)  # the mesh tells the other workers
             protocol.durable.when_adopted(partial(self.mesh.when_complete, protocol.durable.all_known))
         if base.config.inbound.enabled():

@@ -64,6 +64,8 @@ NOT_INHERITED: Final = 47  # the same, of one that another worker was first to h
 ADOPTED: Final = 48  # the same, of one whose sessions the sender has, and has told what they wait for
 LEAVING: Final = 49  # the sender is about to end: nothing more is to be published for it
 RELEASED: Final = 50  # nothing that the sender has published for the one that is leaving is waited for any more
+HEAR_ALL: Final = 52  # a number: tell when you have heard all other workers since, see all_heard.py
+HEARD_ALL: Final = 53  # that number
 DRAINED: Final = 51  # within a node that stops: the sender has no client any more
 REPORT: Final = 25  # how overloaded a worker is, at most LARGEST_REPORT bytes: overload_reports.py
 

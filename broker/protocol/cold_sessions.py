@@ -135,7 +135,7 @@ class ColdSessions(ColdReceiver):
         self._counters = counters
         self._abandon = abandon
         self._clock = clock
-        self.when_heard = when_confirmed  # with other workers: `Mesh.when_heard()`
+        self.when_heard = when_confirmed  # with other workers: `Mesh.when_all_have_heard()`
         self._opened = opened
         self._owners: list[bytes] = [b""] * FIRST_FORMER  # incarnations by their numbers
         self._numbers: dict[bytes, int] = {}

@@ -84,7 +84,7 @@ class DurableSessions:
         self._all_read = False
         self._adopted = False  # they are here, with their subscriptions
         self._arriving: set[str] = set()  # clients whose sessions are being taken
-        # With other workers: `Mesh.when_heard()`.
+        # With other workers: `Mesh.when_all_have_heard()`.
         self.when_heard: Callable[[Callable[[], None]], None] = partial(when_confirmed, None)
         self.settled: Callable[[], None] = _nothing  # called when all sessions of this worker are another one's
         # Sessions that were taken are numbered: it may be all that a worker has, and for each of them something waits.

@@ -205,21 +205,22 @@ def test_the_gate_of_a_worker_that_ends_stays_shut(node: Node) -> None:
 
 
 @pytest.mark.parametrize("former", [False, True])
-def test_peers_with_the_former_lanes_are_not_told_what_they_cannot_read(node: Node, former: bool) -> None:
+def test_peers_with_the_former_lanes_are_not_asked_what_they_cannot_read(node: Node, former: bool) -> None:
     """They would take the lanes for broken, and lose what is on them."""
-    ends, other = node
-    ends.mesh.former = frozenset([other.identity.node] if former else [])
-    if ends.mesh.peers[0].distant:  # those of its own node are of its own build
-        ends.mesh.restarted(other.identity)
+    asks, other = node
+    asks.mesh.former = frozenset([other.identity.node] if former else [])
+    if asks.mesh.peers[0].distant:  # those of its own node are of its own build
+        asks.mesh.restarted(other.identity)
         node.advance(1.0)
 
-    ends.mesh.departure.say_leaving()
+    announcements, heard = other.worker.links.announcements, list[int]()
+    before = announcements._sequence
+    asks.mesh.when_all_have_heard(lambda: heard.append(1))
     node.settle()
 
-    ((told,), (seen,)) = other.mesh.peers, ends.mesh.peers
+    (seen,) = asks.mesh.peers
     assert (former and seen.distant) == seen.former
-    assert seen.former != told.leaving
-    assert ends.mesh.departure.may_leave()
+    assert (seen.former, [1]) == (announcements._sequence == before, heard)
 
 
 @pytest.mark.parametrize("sessions", [1, 2])

@@ -1,5 +1,6 @@
 # What differs for workers of other nodes: lanes that fail while both ends live, nodes that have died and are listed
 # still, and frames of another build.
+import socket
 import tracemalloc
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,16 +9,19 @@ import pytest
 
 from broker.cluster import wire
 from broker.cluster.announcements import PATIENCE
-from broker.cluster.distant_peers import CALM, LONGEST_PAUSE
+from broker.cluster.distant_peers import CALM, LONGEST_PAUSE, LaneOpener
 from broker.cluster.incoming_sessions import DISTANT_ANSWER
 from broker.cluster.silent_peers import SILENCE
+from broker.delivery.outbox import unbounded
 from broker.insight.explain import explain
 from broker.mqtt.packets import PUBACK, V5, Ack, ConnAck, Connect, Properties, Publish, SubAck, Subscribe, Wanted
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from broker.net.pauses import Pause
+from broker.net.stream import Stream
 from broker.routing.shared import HOPS
 from broker.session.message import NEVER, Message
 from broker.store.redis.keys import Keys
+from broker.worker_id import WorkerId
 from tests.cluster.talk import payloads, subscribed
 from tests.innode import Node
 from tests.inprocess import Broker, Client
@@ -390,7 +394,7 @@ def test_publishes_wait_for_a_session_that_was_taken_from_here_unheard(durable: 
     node.advance(SILENCE + 0.2)
     before = publish(later, b"2")
     owner.stopped = False
-    node.advance(0.5)
+    node.advance(SILENCE + 0.5)  # until all have heard each other
     publish(still.connect("last", V5), b"3")
 
     assert (0, [b"3"]) == (before, payloads(session))
@@ -422,6 +426,105 @@ def test_a_worker_lets_go_of_what_was_taken_from_it_behind_what_it_has_refused(d
     assert (0, True) == (owner.takeovers.pending(), later.closed)
     publish(former.connect("later", V5), b"2", b"3")
     assert [b"2", b"3"] == payloads(session)
+
+
+class Unheard:
+    """Lanes of *broker* to other nodes, of which those to *worker* bring nothing."""
+
+    def __init__(self, broker: Broker, lanes: LaneOpener, worker: WorkerId) -> None:
+        self._broker = broker
+        self._lanes = lanes
+        self._worker = worker
+        self._ends: list[socket.socket] = []
+
+    def open(self, worker: WorkerId, now: float) -> tuple[Stream, Stream]:
+        if worker != self._worker:
+            return self._lanes.open(worker, now)
+        pairs = [socket.socketpair() for _ in range(2)]
+        self._ends += [one for pair in pairs for one in pair]
+        for one in self._ends:
+            one.setblocking(False)
+        dirty = self._broker.reactor.dirty
+        data, control = (Stream(one, str(worker), unbounded(one.fileno(), dirty)) for one, _ in pairs)
+        return data, control
+
+    def close(self, worker: WorkerId) -> None:
+        self._lanes.close(worker)
+
+    def unreached(self, worker: WorkerId, now: float) -> float:
+        return 0.0
+
+    def end(self) -> None:
+        for one in self._ends:
+            one.close()
+
+
+@pytest.mark.parametrize("how", ["given up", "unread"])
+def test_publishes_wait_for_a_session_that_was_taken_from_another_worker_unheard(
+    durable: Callable[[int], Node], how: str
+) -> None:
+    """A worker takes a session from one that stands still, and a third one, which stands still as well, does not hear
+    that. When both go on it hears from the former owner that this has lost the session.
+    """
+    node = durable(4)
+    third, _, former, owner = node
+    subscribed(lasting(former, "me"), "a")
+    first, later = third.connect("first", V5), third.connect("later", V5)
+    third.stopped = former.stopped = True
+    lanes = third.mesh._distant.lanes
+    assert lanes is not None
+    unheard = Unheard(third, lanes, owner.identity)
+    unread = node.peer(third, owner).control
+    if how == "given up":
+        third.mesh._distant.lanes = unheard
+        for silent in (third, former):
+            owner.mesh.restarted(silent.identity)
+    else:
+        third.reactor.pause(unread, Pause.FANOUT)
+    session = owner.open(V5)
+    session.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    owner.advance(DISTANT_ANSWER + 0.3)
+    assert [True] == [packet.session_present for packet in session.receive() if isinstance(packet, ConnAck)]
+    third.stopped = former.stopped = False
+    publish(first, b"1")  # so that the former owner looks at Redis
+    node.advance(0.2)
+    assert former.session("me") is None
+    publish(later, b"2")
+    node.advance(0.1)
+    if how == "given up":
+        third.mesh._distant.lanes = lanes
+        third.mesh.restarted(owner.identity)
+        unheard.end()
+    else:
+        third.reactor.resume(unread, Pause.FANOUT)
+    node.advance(0.5)
+    last = third.connect("last", V5)
+    acknowledged = publish(last, b"3")
+    node.advance(0.1)
+
+    acknowledged += len([packet for packet in last.receive() if isinstance(packet, Ack)])
+    assert (1, [b"3"]) == (acknowledged, payloads(session))
+    assert [] == [packet for packet in (*first.receive(), *later.receive()) if isinstance(packet, Ack)]
+    assert first.closed and later.closed  # and both publish again
+    assert [0, 0, 0, 0] == [each.mesh.pending() for each in node]
+
+
+def test_a_worker_that_goes_while_others_hear_all_keeps_nothing_waiting(durable: Callable[[int], Node]) -> None:
+    """What another one has lost would stay in the routes for ever, and publishes for it be refused."""
+    node = durable(4)
+    gone, other, waiting, _ = node
+    gone.reactor.pause(node.peer(gone, other).control, Pause.FANOUT)  # so it does not hear all
+    let_go: list[int] = []
+    for number in (1, 2):  # the second one waits for the next round
+        waiting.mesh.when_all_have_heard(partial(let_go.append, number))
+    waiting.settle()
+    node.advance(0.1)
+    assert [] == let_go
+    node.kill(gone)
+    node.start(0)
+    node.advance(0.5)
+
+    assert ([1, 2], 0) == (let_go, waiting.mesh.pending())
 
 
 def test_a_worker_that_was_taken_for_dead_has_nothing_that_is_waited_for(durable: Callable[[int], Node]) -> None:
