@@ -252,6 +252,13 @@ class Announcements(Neighbours):
                     found.add(peer)
         return found
 
+    def answers_wait_for(self) -> set[Peer]:
+        """The peers of other nodes that SUBACKs wait for."""
+        if not self._answers:
+            return set()
+        last = self._answers[-1].sequence
+        return {peer for peer in self._peers.all if peer.distant and peer.confirmed < last}
+
     def _missing(self, waiting: Confirmation) -> list[Peer]:
         """The peers that have not confirmed what *waiting* is about."""
         return [peer for peer in self._but(waiting.besides) if peer.confirmed < waiting.sequence]

@@ -7,6 +7,9 @@
 # have died, and those that go to another worker then, wait for UNREACHED. After the death of a whole machine, whose
 # connections Redis still has, they wait for SILENCE. If one worker of a node is unreached, the others are asked for a
 # sign of life, and given up with it if Redis says the same of them: a claim that has lost one of them asks all others.
+#
+# A SUBACK waits for half a second at most (announcements.py), so no peer is given up for being silent to it. If nothing
+# reaches the peer it is given up: else each client that subscribes would wait, until the lease of a dead node ends.
 from typing import Final
 
 from broker.cluster.announcements import Announcements
@@ -64,6 +67,9 @@ class SilentPeers:
                 silent.append(peer)
             elif now - peer.heard_at >= INTERVAL:
                 self._announcements.probe(peer)
+        for peer in self._announcements.answers_wait_for() - waited_for if late <= LONG_TURN else ():
+            if self._distant.unreached(peer.worker, now) >= UNREACHED:
+                silent.append(peer)
         if unreached:
             silent += self._look_beside(unreached, waited_for, silent, now)
         return silent

@@ -23,7 +23,7 @@ from broker.session.message import NEVER, Message
 from broker.store.redis.keys import Keys
 from broker.worker_id import WorkerId
 from tests.cluster.talk import payloads, subscribed
-from tests.innode import Node
+from tests.innode import LanesOf, Node
 from tests.inprocess import Broker, Client
 from tests.redis_servers import RunningRedis
 
@@ -205,6 +205,25 @@ def test_a_suback_does_not_wait_long_for_other_nodes(nodes: Nodes) -> None:
     assert [] == client.receive()
     near.stopped = False
     assert [SubAck(2, [1])] == client.receive()
+
+
+def test_a_suback_waits_once_for_a_worker_that_nothing_reaches(nodes: Nodes) -> None:
+    """Until the lease of a dead node ends, each client that subscribes would wait for half a second."""
+    node = nodes(3)
+    one, dead, other = node
+    dead.stopped = True
+    lanes = one.mesh._distant.lanes
+    assert isinstance(lanes, LanesOf)
+    lanes.unreached = lambda worker, now: 1.0 if worker == dead.identity else 0.0  # type: ignore[method-assign]
+    clients = [one.connect("first", V5), one.connect("second", V5)]
+    clients[0].send(Subscribe(1, [Wanted(b"a", 1)]))
+    node.advance(0.15)
+    assert [SubAck(1, [1])] == clients[0].receive()
+    clients[1].send(Subscribe(1, [Wanted(b"b", 1)]))
+
+    assert [SubAck(1, [1])] == clients[1].receive()
+    assert 1 == one.counters.lanes_silent
+    assert [other.identity] == [peer.worker for peer in one.mesh.peers]
 
 
 def test_a_node_that_has_died_keeps_no_session_from_moving(durable: Callable[[int], Node]) -> None:
