@@ -28,6 +28,7 @@ from broker.insight.facts import (
     ReaderFacts,
     SessionFacts,
     StoreFacts,
+    TurnFacts,
 )
 from broker.insight.shared_log_facts import shared_logs_of
 from broker.overload.admit import Publish
@@ -49,6 +50,7 @@ from broker.session.session import Session
 from broker.store.durable.application_queue import ApplicationQueue
 from broker.worker_id import WorkerId
 
+BEHIND: Final = 0.1  # seconds without a turn that leaves nothing, from which they are told
 DIGITS: Final = 3  # of times in seconds: milliseconds are precise enough
 
 
@@ -90,6 +92,7 @@ class ClientDiagnostics:
             "node": self._worker.node,
             "worker": self._worker.shard,
             "connection": None if connection is None else _connection(connection, now),
+            "turns": None if connection is None else self._turns(connection, now),
             "connecting": self._connecting(client_id, now),
             "session": None if session is None else _session(session),
             "ended": _end(self._disconnects.last_disconnect(client_id), now),
@@ -168,6 +171,12 @@ class ClientDiagnostics:
     def _connection(self, session: Session) -> Connection | None:
         outbox = session.outbox
         return None if outbox is None else cast(Connection | None, self._reactor.stream_of(outbox))
+
+    def _turns(self, connection: Connection, now: float) -> TurnFacts | None:
+        behind = now - connection.behind_since if connection.behind_since else 0.0
+        if behind < BEHIND or connection.paused:
+            return None
+        return {"behind": _seconds(behind), "ready": self._reactor.ready.count}
 
     def _connecting(self, client_id: str, now: float) -> ConnectingFacts | None:
         connects = self._connects

@@ -20,6 +20,7 @@ from broker.insight.facts import (
     PublishFacts,
     ReaderFacts,
     SharedLogFacts,
+    TurnFacts,
 )
 from broker.insight.reason_words import GATE_SETTING, SIGNALS, advice, words_of
 from broker.overload.admit import CLOSE, DROP, FILTER, PAUSE, REFUSE, SUBACK
@@ -151,7 +152,7 @@ def _end(what: str, end: EndFacts, client: str) -> str:
 def _free(facts: Facts) -> str:
     credits, override, configured = facts["credits"], facts["override"], facts["configured"]
     exempt = (override is not None and override["exempt"]) or (configured is not None and configured["exempt"])
-    text = "Nothing throttles it."
+    text = "Nothing throttles it." if facts["turns"] is None else _takes_turns(facts["turns"])
     if credits is not None and facts["level"]["enabled"] and not exempt:
         text += f" {_balance(credits)}"
         if credits["balance"] <= 0 and facts["level"]["level"] > 0.0:
@@ -162,6 +163,16 @@ def _free(facts: Facts) -> str:
         room = f"{max(0, int(limit['room']))} {counted} now"
         text += f" {_quota_name(limit['name'])} of {limit['rate']} allows {room}."
     return text
+
+
+def _takes_turns(turns: TurnFacts) -> str:
+    text = (
+        f"It sends more than its worker serves in its turns: for {span(turns['behind'])} each turn has left something"
+    )
+    text += (
+        f" for the next one. {_count(turns['ready'], 'client')} of the worker wait for their turns, and each gets the"
+    )
+    return f"{text} same share. More workers (node.workers) or nodes serve more."
 
 
 def _throttled(facts: Facts, held: HeldFacts) -> str:

@@ -17,6 +17,13 @@ class ConnectionFacts(TypedDict):
     keep_alive: float  # seconds of silence after which it is closed; 0.0: never
 
 
+class TurnFacts(TypedDict):
+    """The client has sent more than is served in a turn."""
+
+    behind: float  # since all that it had sent was served
+    ready: int  # clients of its worker that wait for their turn
+
+
 class EndFacts(TypedDict):
     """How a connection ended, or was refused before it began."""
 
@@ -243,6 +250,7 @@ class Facts(TypedDict):
     node: str
     worker: int
     connection: ConnectionFacts | None
+    turns: TurnFacts | None
     connecting: ConnectingFacts | None
     session: SessionFacts | None
     ended: EndFacts | None  # the last connection that had a session

@@ -138,7 +138,10 @@ class Rounds:
                 self._finish(stream, now)
                 return units
             if not stream.has_input():
+                stream.behind_since = 0.0
                 return units
+        if not stream.behind_since:
+            stream.behind_since = now
         stream.queued = True
         stream.ready_at = now
         self._ready.append(stream)

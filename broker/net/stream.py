@@ -74,6 +74,7 @@ class Stream:
         self.reads_large = False  # the last read brought TINY_READ bytes or more, so the next one may bring many
         self.ready_at = 0.0  # when it was put into the ring of ready streams
         self.read_at = 0.0  # when it was last read
+        self.behind_since = 0.0  # since when turns end with input that waits for the next one; 0.0: all was served
         self.acknowledged = 0  # publishes acknowledged whose latency is not counted yet
         self.queued = False  # in the ring of ready streams
         self.unauthenticated = True  # until the service has accepted its CONNECT

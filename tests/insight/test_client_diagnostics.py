@@ -31,6 +31,28 @@ def flood(broker: Broker, size: int = 300) -> None:
     broker.settle()
 
 
+def test_who_sends_more_than_is_served_in_a_turn_is_behind_until_all_is_served(brokers: Brokers) -> None:
+    """What it sends waits for seconds while each turn comes in time: no other fact would say so."""
+    broker = brokers()
+    greedy, modest = broker.connect("greedy"), broker.connect("modest")
+    stream = broker.stream_of(broker.store.find("greedy").outbox)  # type: ignore[union-attr,arg-type]
+    assert stream is not None
+    greedy.post(*[Publish(b"a", b"1")] * 50_000)
+    modest.post(Publish(b"a", b"1"))
+    broker.clock.step = 0.001  # a slice ends after one stream
+    for _ in range(4):
+        broker.turn()
+        broker.clock.now += 0.2
+    told = facts(broker, "greedy")["turns"]
+
+    assert told is not None and (0.6 <= told["behind"] <= 0.9, told["ready"]) == (True, 1)
+    assert facts(broker, "modest")["turns"] is None
+    broker.clock.step = 0.0
+    broker.settle()
+    broker.clock.now += 1.0
+    assert facts(broker, "greedy")["turns"] is None and stream.behind_since == 0.0
+
+
 def test_what_a_publish_costs_is_told_in_its_parts(brokers: Brokers) -> None:
     """The parts of the cost would not add up to the credits that are charged."""
     broker = brokers()

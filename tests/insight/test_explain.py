@@ -78,6 +78,7 @@ def facts(**known: object) -> Facts:
             "silent": 1.0,
             "keep_alive": 90.0,
         },
+        "turns": None,
         "connecting": None,
         "session": {"subscriptions": 3, "expiry": 0},
         "ended": None,
@@ -163,6 +164,15 @@ def test_a_client_without_trouble_is_told_in_a_few_sentences() -> None:
     assert "The overload level is 0: nothing is overloaded." in told
     assert "It reads all that it is sent." in told
     assert 5 == len(told)
+
+
+def test_who_sends_more_than_its_share_is_told_so() -> None:
+    """Its publishes wait for seconds, and nothing would explain that: neither credits nor a gate hold it."""
+    told = said(facts(turns={"behind": 1.5, "ready": 900}))
+
+    assert "It sends more than its worker serves in its turns: for 1.5 s each turn has left something" in told
+    assert "900 clients of the worker wait for their turns" in told and "node.workers" in told
+    assert "Nothing throttles it" not in told
 
 
 def test_who_is_held_for_credits_is_told_by_what_and_until_when() -> None:
