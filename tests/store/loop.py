@@ -10,6 +10,7 @@ from broker.store.redis.connection import READY, RedisConnection
 
 PATIENCE: Final = 30.0  # seconds for what should take milliseconds
 QUANTUM: Final = 1000
+STEP: Final = 0.1  # seconds at once
 
 
 class Ticks(Protocol):
@@ -26,6 +27,12 @@ class Loop:
     def stop_clock(self, later: float = 0.0) -> None:
         """No time passes from now on, or some seconds *later*: nothing is late, however busy the machine is."""
         self._stopped_at = self.now() + later
+
+    def pass_seconds(self, seconds: float) -> None:
+        """Serve everybody while so much time passes, in steps: no connection is silent for longer than one."""
+        for _ in range(round(seconds / STEP)):
+            self.stop_clock(STEP)
+            self.turn()
 
     def start_clock(self) -> None:
         """Time passes again."""

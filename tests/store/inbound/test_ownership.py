@@ -178,10 +178,10 @@ def test_what_is_under_way_keeps_a_partition_for_a_while(loop: Loop, shards: Cal
     two = shards(1, 2)
     loop.until(lambda: [3] == two.numbers() and one.feed(1).ending)
     assert 1 in one.numbers()
-    loop.stop_clock(later=PATIENCE + 0.5)
+    loop.pass_seconds(PATIENCE + 0.5)
     loop.until(lambda: not one.feed(1).ending)
     stage.pending[0].settle(loop.now())
-    loop.stop_clock(later=RETRY + 0.5)
+    loop.pass_seconds(RETRY + 0.5)
     loop.until(lambda: [1, 3] == two.numbers())
 
     assert 12 == two.feed(1).position.offset
