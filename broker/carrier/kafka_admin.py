@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +37,7 @@ from broker.store.logs.topics import LogError, Partition, TopicDescription, Topi
 
 WARM: Final = 10.0  # seconds until the producer has to know a new topic
 TOGETHER: Final = 100  # topics that are made at once
+LAG: Final = 0.02  # seconds until Kafka is asked again whether its brokers know a topic that it has made
 CLOSE: Final = 1.0  # seconds for what the producer still has
 ALL_CONFIGS: Final = "all"
 IN_SYNC: Final = "min.insync.replicas"
@@ -175,18 +176,20 @@ class KafkaAdmin:
         self, topics: Mapping[str, TopicProperties], fixed: Mapping[str, str], failures: dict[str, LogError]
     ) -> None:
         """Make *topics*; what fails for one of them is put into *failures*, and an exception is for all others."""
-        made: list[str] = []
+        made: dict[str, uuid.UUID | None] = {}
         for answer in self._answers_for(topics, False, fixed):
             topic, kind = answer["name"], for_code(answer["error_code"])
+            identity = answer["topic_id"]
             try:
                 if kind is TopicAlreadyExistsError:
                     self.find_as(topic, topics[topic], fixed)
+                    identity = None
                 elif kind is not NoError:
                     raise error_of(kind(f"{topic}: {answer['error_message']}"))
             except LogError as error:
                 failures[topic] = error
             else:
-                made.append(topic)
+                made[topic] = identity
         if made:
             self._make_known(made)
 
@@ -195,7 +198,7 @@ class KafkaAdmin:
         if self.find_as(topic, wanted, fixed) is None:
             self.create(topic, wanted, fixed)
         else:
-            self._make_known([topic])
+            self._make_known({topic: None})
 
     def find_as(self, topic: str, wanted: TopicProperties, fixed: Mapping[str, str]) -> TopicDescription | None:
         """What is known of *topic*; None: it does not exist. LogError: its partitions, or *fixed*, are others."""
@@ -244,13 +247,22 @@ class KafkaAdmin:
             described, timeout_ms=REQUEST, validate_only=only_validate, raise_errors=False
         )["topics"]
 
-    def _make_known(self, topics: Sequence[str]) -> None:
+    def _make_known(self, topics: Mapping[str, uuid.UUID | None]) -> None:
         """Wait until *topics* have leaders and the producer knows them: all of them are in its next question to Kafka.
 
+        Each with the identity that it was made with, if it was made now: for some milliseconds a broker still tells of
+        a topic of the same name that was deleted before.
         `partitions_for()` waits for nothing, as PRODUCER says, and does not ask again for a topic that is not in the
         answer to a question that was under way.
         """
-        self._connected().wait_for_topics(topics, REQUEST)
+        admin = self._connected()
+        deadline = time.monotonic() + REQUEST / 1000
+        made = {topic: identity for topic, identity in topics.items() if identity is not None}
+        while made and any(one["topic_id"] != made[one["name"]] for one in admin.describe_topics(list(made))):
+            if time.monotonic() > deadline:
+                raise LogError(LogFailure.TIMEOUT, f"Kafka does not tell of new topics, as {next(iter(made))}")
+            time.sleep(LAG)
+        admin.wait_for_topics(topics, REQUEST)
         producer = self.connect()
         for topic in topics:
             with suppress(KafkaTimeoutError):

@@ -6,11 +6,13 @@ import random
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
+from unittest.mock import Mock
 
 import pytest
 from kafka.errors import KafkaTimeoutError
@@ -137,6 +139,31 @@ def test_who_may_not_make_topics_is_told_which(monkeypatch: pytest.MonkeyPatch) 
 
     assert LogFailure.FORBIDDEN is caught.value.failure
     assert "weir.msg.app.weir: Authorization failed." in str(caught.value)
+
+
+def test_a_topic_is_made_when_brokers_know_it_instead_of_one_that_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For some milliseconds a broker tells of the one before, which may have fewer partitions: the next is refused."""
+    deleted, made = uuid.uuid4(), uuid.uuid4()
+    found, asked = [deleted, deleted, made], Mock()
+
+    class Lagging:
+        def create_topics(self, topics: object, **options: object) -> dict[str, list[dict[str, object]]]:
+            return {"topics": [{"name": "again", "error_code": 0, "error_message": None, "topic_id": made}]}
+
+        def describe_topics(self, topics: list[str]) -> list[dict[str, object]]:
+            return [{"name": "again", "topic_id": found.pop(0)}]
+
+        def wait_for_topics(self, topics: object, patience: int) -> None:
+            assert not found
+
+    admin = KafkaAdmin({}, Inbox(lambda work: None))
+    monkeypatch.setattr(admin, "_connected", Lagging)
+    monkeypatch.setattr(admin, "connect", lambda: asked)
+    admin.create("again", TopicProperties(partitions=2))
+    admin.stop()
+
+    assert not found
+    asked.partitions_for.assert_called_once_with("again")
 
 
 @pytest.mark.parametrize("gone", [True, False])
