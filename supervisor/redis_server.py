@@ -28,6 +28,9 @@ VALKEY_FILE: Final = b"VALKEY"  # the first bytes of a base file that Valkey 9 o
 DAMAGED: Final = (
     "Bad file format reading the append only file",
     "Unexpected end of file reading the append only file",  # and it cannot be cut off: torn_file.py
+    # In a loss of power the rest of a command may become another one. The first is what Valkey says, the other Redis.
+    "Error reading the append only file",
+    "Unknown command '",
     "Wrong signature",
 )
 
@@ -202,7 +205,7 @@ def _to_repair(text: str, folder: Path, server: RedisServer) -> Path:
     The tool of Valkey 9.1 does not know its own format of a base file, so its argument is the damaged file itself.
     """
     parts = folder / "appendonlydir"
-    named = re.search(r"reading the append only file ([^\s/]+\.incr\.aof):", text)
+    named = re.search(r"reading the append only file ([^\s/]+\.incr\.aof)[:,]", text)
     if server.name == "Valkey" and named is not None and (parts / named[1]).is_file():
         return parts / named[1]
     manifests = sorted(parts.glob("*.manifest"))

@@ -478,3 +478,24 @@ async def test_a_full_disk_is_logged_until_there_is_room(
 
         assert ask(embedded, "SET", "more", "x")
         assert 0 == embedded.deaths
+
+
+async def test_garbage_that_makes_another_command_is_damage_with_a_repair_command(
+    folder: Path, server: RedisServer
+) -> None:
+    """After a loss of power a user would be told of an unknown command, and not what to do about it."""
+    async with running(folder, server) as embedded:
+        ask(embedded, "SET", "first", "x")
+    (file,) = [*folder.glob("appendonly.aof"), *folder.glob("appendonlydir/*.incr.aof")]
+    whole = file.stat().st_size
+    with file.open("ab") as damaged:
+        damaged.write(b"*1\r\n$5\r\nMULfZ\x0b\xfdG4B2O\x97\xc2\xacy8CI")
+    sentence = await refused(folder, server)
+
+    assert sentence.startswith("The data of the embedded Redis is damaged: `")
+    if server is SERVERS[-1]:
+        done = subprocess.run(["bash", "-c", sentence.split("`")[1]], input="y\n", text=True, capture_output=True)
+        assert 0 == done.returncode, done.stdout
+        assert whole == file.stat().st_size
+        async with running(folder, server) as embedded:
+            assert {"first"} == set(ask(embedded, "KEYS", "*"))
