@@ -146,6 +146,7 @@ class Process:
 
     def _set_nodes(self, others: OtherNodes) -> None:
         self.worker.cluster.mesh.former = frozenset(others.former)
+        self.worker.cluster.mesh.set_clocks({clock.name: clock.shift / 1000 for clock in others.clocks})
         self.worker.protection.reports.brief = bool(others.former)
         running = {worker.node: Place(worker.node) for worker in others.workers}
         said = {one.name: Place(one.name, one.reference, one.draining) for one in others.places}

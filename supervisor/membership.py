@@ -14,10 +14,10 @@ import redis
 import trio
 
 from broker.cluster.lane_format import understood
-from broker.control.frames import DeadNode, NodePlace, OtherNodes
+from broker.control.frames import DeadNode, NodeClock, NodePlace, OtherNodes
 from broker.log import Log
 from broker.worker_id import WorkerId
-from supervisor.node_lease import LEASE, RENEW, RETRY, NodeLease, NodeList, SharingNode
+from supervisor.node_lease import CLOCK_STEP, LEASE, RENEW, RETRY, NodeLease, NodeList, SharingNode
 from supervisor.node_notices import NodeNotices
 from supervisor.node_requests import REQUEST
 
@@ -204,6 +204,7 @@ class Membership:
         joined: set[str] = set()
         apart: dict[str, str] = {}
         places: list[NodePlace] = []
+        clocks: list[NodeClock] = []
         for name, node in sorted(self._nodes.items()):
             known = [worker for worker in node.workers() if worker is not None]
             if node.runs_for() <= 0:
@@ -221,8 +222,11 @@ class Membership:
                     joined.add(name)
                     if node.about["lanes"] < self.lease.identity.lanes:
                         former.append(name)
+                    zero = node.clock_zero()
+                    if zero is not None and abs(zero - self.lease.clock_zero) >= CLOCK_STEP:
+                        clocks.append(NodeClock(name, round(1000 * (zero - self.lease.clock_zero))))
         self._note(joined, apart)
-        return OtherNodes(workers, former, missing, dead, places)
+        return OtherNodes(workers, former, missing, dead, places, clocks)
 
     def _note(self, joined: set[str], apart: Mapping[str, str]) -> None:
         """Log which nodes have come and gone."""

@@ -44,6 +44,7 @@ WAIT: Final = LEASE + 2.0  # seconds for the lease of a node that was killed els
 GAP: Final = 2 * RENEW  # seconds without a renewal by any node, after which Redis is taken to have been away
 RETRY: Final = 0.5
 FORGOTTEN: Final = 86_400.0  # seconds until a node that has not ended as it should is not listed any more
+CLOCK_STEP: Final = 0.05  # seconds by which a clock is set before anybody is told; less is how exactly clocks are read
 CLOCK: Final = 5.0  # seconds that clocks may differ: expiry and retained messages go by them
 MOST_WORKERS: Final = 256  # of a node (node.workers)
 INCARNATION: Final = re.compile("[0-7][0-9a-f]{15}")  # of a worker: 63 bits
@@ -117,6 +118,14 @@ end
 Server = Callable[[], "redis.Redis"]
 
 
+def clock_zero() -> float:
+    """Unix time (s) at which the monotonic clock of this machine was 0, by what both clocks say now.
+
+    The largest of three: whoever is interrupted between the two clocks reads the second one too late.
+    """
+    return max([time.time() - time.monotonic() for _ in range(3)])
+
+
 class NodeRefused(Exception):
     """The node may not be one of those that share its Redis. The text is one sentence for the user."""
 
@@ -158,6 +167,11 @@ class SharingNode:
         fits = isinstance(said, str) and said.isprintable() and len(said) <= LONGEST_REFERENCE
         return said if fits and isinstance(said, str) and len(said.encode()) <= LONGEST_REFERENCE else ""
 
+    def clock_zero(self) -> float | None:
+        """Unix time (s) at which its monotonic clock was 0; None: it does not say."""
+        said = self.about.get("clock_zero")
+        return said if isinstance(said, float) and math.isfinite(said) else None
+
     def workers(self) -> list[WorkerId | None]:
         """Its workers by shard; None: a shard has none now. []: it says nothing of them, as older versions of Weir."""
         return _workers(self.name, self.about) if self.listed is None else list(self.listed)
@@ -186,12 +200,20 @@ class Identity:
     lanes: int  # the version of its lanes to workers of other nodes (broker/cluster/lane_format.py); 0: it opens none
     reference: str = ""  # how clients reach it
 
-    def text(self, began: float, incarnations: Sequence[str | None], ended: bool = False, drain: str = "") -> str:
-        """*incarnations*: of its workers, by shard, in hexadecimal. *drain*: see `SharingNode.draining()`."""
+    def text(
+        self,
+        began: float,
+        incarnations: Sequence[str | None],
+        ended: bool = False,
+        drain: str = "",
+        clock_zero: float | None = None,
+    ) -> str:
+        """*incarnations*: of its workers, by shard, in hexadecimal. *drain*, *clock_zero*: see `SharingNode`."""
         known = {"host": self.host, "version": self.version, "folder": self.folder, "workers": self.workers}
         settings = {"agreed": dict(self.agreed), "compared": dict(self.compared)}
         now = {"lanes": self.lanes, "incarnations": incarnations, **({"ended": True} if ended else {})}
         now |= {key: value for key, value in (("reference", self.reference), ("drain", drain)) if value}
+        now |= {} if clock_zero is None else {"clock_zero": clock_zero}
         return json.dumps({**known, "began": began, **settings, **now}, separators=(",", ":"), sort_keys=True)
 
 
@@ -222,6 +244,7 @@ class NodeLease:
         self._file = folder / FILE
         self._log = log
         self._clock_told = False
+        self.clock_zero = clock_zero()  # of this node, see `SharingNode`
         self._said: dict[str, Said] = {}  # by the names of nodes, at the last look
         self.lost_at = -math.inf  # monotonic seconds, when the name was found to be missing: Redis had lost its data
 
@@ -291,7 +314,10 @@ class NodeLease:
             return self._call(former)
 
     def _call(self, former: str) -> NodeList:
-        text = self.identity.text(self._began, self._incarnations, drain=self._drain)
+        zero = clock_zero()
+        if abs(zero - self.clock_zero) >= CLOCK_STEP:
+            self.clock_zero = zero
+        text = self.identity.text(self._began, self._incarnations, drain=self._drain, clock_zero=self.clock_zero)
         times = [int(1000 * seconds) for seconds in (LEASE, FORGOTTEN, GAP)]
         more = [former, self.channel, self._keys.durable_owners_of_nodes()]
         arguments = [self.identity.name, self.incarnation, text, *times, *more]

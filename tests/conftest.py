@@ -110,12 +110,15 @@ def nodes(names: Sequence[str]) -> Iterator[Callable[..., Node]]:
         name: str = "",
         durable: bool = False,
         prepare: Callable[[Broker], None] | None = None,
+        later: float = 0.0,
     ) -> Node:
         address = None if redis is None else redis.address
         if redis is not None:  # what the lease of a node says there does not matter
             with redis.client() as client:
                 client.hset("weir:nodes", mapping=dict.fromkeys(names, ""))
-        made.append(Node(workers, config, address, [name] if name else names, durable=durable, prepare=prepare))
+        made.append(
+            Node(workers, config, address, [name] if name else names, durable=durable, prepare=prepare, later=later)
+        )
         return made[-1]
 
     yield make

@@ -30,6 +30,24 @@ def stored(config: Config | None = None) -> Config:
     return replace(config, store=replace(config.store, durability=PROCESS))
 
 
+class LaterClock(Clock):
+    """Another clock that passes with *clock*, *later* seconds ahead of it: that of another machine."""
+
+    def __init__(self, clock: Clock, later: float) -> None:
+        self._clock = clock
+        self._later = later
+        self.step = 0.0
+        self.looks = 0
+
+    @property
+    def now(self) -> float:
+        return self._clock.now + self._later
+
+    @now.setter
+    def now(self, now: float) -> None:
+        self._clock.now = now - self._later
+
+
 class Wall:
     """Unix time, which passes with *clock*, and a little with each look: of two writes the later one counts."""
 
@@ -119,13 +137,14 @@ class Node(Sequence[Broker]):
         traces: Path | None = None,
         durable: bool = False,
         prepare: Callable[[Broker], None] | None = None,
+        later: float = 0.0,
     ) -> None:
         """*names*: of one node, or of those that the workers are of, by turns.
 
         *traces*: the folder in which each worker records what it decides, in a file named by its number.
 
         *durable*: sessions are stored. The workers must start before there is one. *prepare* is called with each worker
-        before it reads what is stored.
+        before it reads what is stored. *later*: the clock of each node is so many seconds ahead of the one before it.
         """
         self.durable = durable
         self._prepare = prepare
@@ -135,6 +154,7 @@ class Node(Sequence[Broker]):
         self._lanes = LanesBetweenNodes()
         self._traces = traces
         self.clock = Clock()
+        self._later = later
         self._wall = Wall(self.clock)
         self._config = stored(config) if durable else config
         self._redis = redis
@@ -159,7 +179,7 @@ class Node(Sequence[Broker]):
         trace = "" if self._traces is None else str(self._traces / str(number))
         broker = Broker(
             self._config,
-            clock=self.clock,
+            clock=LaterClock(self.clock, node * self._later) if self._later else self.clock,
             redis=self._redis,
             identity=identity,
             wall=wall or self._wall,
@@ -171,6 +191,9 @@ class Node(Sequence[Broker]):
         self._lanes.brokers[identity] = broker
         if broker.worker.links.node_lanes is None:  # redis.url is not set: the lanes are no messages of Redis
             broker.mesh.connect_nodes(LanesOf(self._lanes, identity))
+        if self._later:
+            shifts = {name: (node - number) * self._later for number, name in enumerate(self.names)}
+            broker.mesh.set_clocks(shifts)
         if self._prepare is not None:
             self._prepare(broker)
         for other in self.workers:

@@ -192,12 +192,12 @@ class DataLane(PeerLane):
             self._deliveries.deliver_crossed_run(route, run, stream.outbox, now)
             return run.count * (PUBLISH_COST + route.price) + (stop - start >> BYTES_PER_UNIT_SHIFT) + self._visits()
         if kind == wire.MESSAGE:
-            message, flags, owner, stamp = wire.read_message(data, start, stop)
+            message, flags, owner, stamp = wire.read_message(data, start, stop, self._peer.shift)
             if flags & wire.KEEP:
                 self._listener.retained(self._peer, message, owner, stamp, now)
             return self._deliver(stream, message, now) if flags & wire.DELIVER else PUBLISH_COST
         if kind == wire.SHARED:
-            share, filter, hop, message = wire.read_shared(data, start, stop)
+            share, filter, hop, message = wire.read_shared(data, start, stop, self._peer.shift)
             self._latest = None
             if not self._routes.shared_group(share, filter).deliver(message, now, hop):
                 self._counters.dropped(DropReason.NO_SHARED_MEMBER, 1)

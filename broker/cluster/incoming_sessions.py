@@ -163,7 +163,7 @@ class IncomingSessions:
         elif what in (COMES, STORED):
             incoming.source = peer
             incoming.stored = what == STORED
-            incoming.imported = self._transfer.begin_import()
+            incoming.imported = self._transfer.begin_import(peer.shift)
         self._check(incoming)
 
     def received(self, peer: Peer, number: int, chunk: bytes) -> None:

@@ -27,7 +27,7 @@
 # - The deletion of a retained message may overtake the write that it deletes, on its way to a third worker, which then
 #   has nothing to delete and keeps no tombstone. So the worker that made the write repeats the deletion behind it.
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -139,6 +139,7 @@ class Mesh(LaneListener):
         self._housekeeping_at = 0.0
         self._told: set[int] = set()  # shards of this node whose worker, or a former one, has told all its filters
         self.former: frozenset[str] = frozenset()  # nodes whose lanes have the format before this one: lane_format.py
+        self._shifts: Mapping[str, float] = {}  # by node, see `Peer.shift`
         self._was_complete = False  # everything that there was when this worker joined has been received
         self._when_complete: list[Callable[[], None]] = []
 
@@ -258,6 +259,7 @@ class Mesh(LaneListener):
                 log = self._throttle.add_gate(log_of(resource), now)
         peer = Peer(worker, data, control, gate, store, log, distant, distant and worker.node in self.former)
         peer.heard_at = now
+        peer.shift = self._shifts.get(worker.node, 0.0)
         self._announcements.joined(peer)
         self._peers.add(peer)
         for each in (gate, store):
@@ -268,6 +270,12 @@ class Mesh(LaneListener):
         self._takeovers.joined(peer)
         self._full_sync.begin(peer)
         return lane, ControlLane(peer, self, self._routes)
+
+    def set_clocks(self, shifts: Mapping[str, float]) -> None:
+        """*shifts*: by the name of another node, see `Peer.shift`; 0.0 for all others."""
+        self._shifts = shifts
+        for peer in self._peers.all:
+            peer.shift = shifts.get(peer.worker.node, 0.0)
 
     def untold(self) -> list[str]:
         """The workers that have not told all their filters yet, as NODE/SHARD.

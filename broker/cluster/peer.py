@@ -51,6 +51,7 @@ class Peer(Neighbour):
         super().__init__(worker, gate, False)
         self.distant: Final = distant
         self.former: Final = former
+        self.shift = 0.0  # seconds to add to a time of its monotonic clock for one of ours
         self.drained = False  # its node stops, and it has no client any more
         self.leaving = False  # it is about to end, and nothing more is to be published for it
         self.released = False  # it was told that nothing it has to confirm is waited for, or has told so

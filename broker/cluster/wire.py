@@ -20,7 +20,7 @@ from typing import Final
 
 from broker.mqtt.packets import V5, V311
 from broker.routing.hybrid_clock import WRITER_BITS, WRITER_MASK
-from broker.session.message import Message
+from broker.session.message import NEVER, Message
 from broker.session.run import Run
 
 # First bytes on the data lane, beside those of PUBLISH.
@@ -198,8 +198,8 @@ def message(what: Message, flags: int, owner: str, stamp: int) -> bytes:
     return b"%b%b%b" % (b"\x00", _HEAD.pack(1 + len(body), MESSAGE), body)
 
 
-def read_message(data: bytes, start: int, stop: int) -> tuple[Message, int, str, int]:
-    """(message, flags, owner, stamp)"""
+def read_message(data: bytes, start: int, stop: int, shift: float) -> tuple[Message, int, str, int]:
+    """(message, flags, owner, stamp). *shift*: see `Peer`."""
     flags, kind, time, writer, expires, topic_bytes, owner_bytes, property_bytes = _MESSAGE.unpack_from(data, start)
     at = start + _MESSAGE.size
     owner_at = at + topic_bytes
@@ -211,7 +211,7 @@ def read_message(data: bytes, start: int, stop: int) -> tuple[Message, int, str,
         kind & 3,
         kind & 4 != 0,
         data[properties_at:payload_at],
-        expires,
+        expires + shift if expires != NEVER else NEVER,
     )
     return what, flags, data[owner_at:properties_at].decode(), time << WRITER_BITS | writer
 
@@ -223,8 +223,8 @@ def shared(share: bytes, filter: bytes, hop: int, what: Message) -> bytes:
     return b"%b%b%b" % (b"\x00", _HEAD.pack(1 + len(body), SHARED), body)
 
 
-def read_shared(data: bytes, start: int, stop: int) -> tuple[bytes, bytes, int, Message]:
-    """(share, filter, hop, message)"""
+def read_shared(data: bytes, start: int, stop: int, shift: float) -> tuple[bytes, bytes, int, Message]:
+    """(share, filter, hop, message). *shift*: see `Peer`."""
     share_at = start + 3
     share_end = share_at + (data[start + 1] << 8 | data[start + 2])
     filter_at = share_end + 2
@@ -233,7 +233,7 @@ def read_shared(data: bytes, start: int, stop: int) -> tuple[bytes, bytes, int, 
         data[share_at:share_end],
         data[filter_at:filter_end],
         data[start],
-        read_message(data, filter_end, stop)[0],
+        read_message(data, filter_end, stop, shift)[0],
     )
 
 

@@ -51,6 +51,14 @@ class NodePlace:
     draining: bool  # it takes no clients
 
 
+@dataclass(frozen=True)
+class NodeClock:
+    """How the monotonic clock of another node differs: that of another machine began at another time."""
+
+    name: str
+    shift: int  # milliseconds to add to a time of its clock for that of the clock here
+
+
 # From the supervisor.
 
 
@@ -63,6 +71,7 @@ class OtherNodes(Frame):
     missing: int  # shards of these nodes that have no worker now
     dead: list[DeadNode]
     places: list[NodePlace] = field(default_factory=list)  # of those that run and say more than that they do
+    clocks: list[NodeClock] = field(default_factory=list)  # of those whose clocks are not that of this node
 
 
 @dataclass(frozen=True)

@@ -196,9 +196,9 @@ class SessionTransfer:
         """Give the client the *credits* that it had left at another worker."""
         self._accounts.bring(client_id, credits, now)
 
-    def begin_import(self) -> SessionImport:
-        """Begin to receive a session, chunk by chunk."""
-        return SessionImport(self._sessions.limits_of, self._queue_budget, self._counters, self._expect)
+    def begin_import(self, shift: float) -> SessionImport:
+        """Begin to receive a session, chunk by chunk. *shift*: see `SessionImport`."""
+        return SessionImport(self._sessions.limits_of, self._queue_budget, self._counters, self._expect, shift)
 
     def _expect(self, client_id: str, application: bool) -> tuple[SessionStorage, MessageQueue] | None:
         return None if self._durable is None else self._durable.expect(client_id.encode(), application)

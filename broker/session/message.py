@@ -15,6 +15,9 @@ from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, TOPIC_ALIAS
 DUP: Final = 0x08
 NO_PROPERTIES: Final = b"\x00"  # the section of a PUBLISH 5.0 that has none
 NEVER: Final = 0.0
+# Seconds by which a worker may take a message for younger than it is: it was held up since it has read its clock, or
+# the clocks of two nodes differ. More would give it a second more than it was published with.
+EARLY: Final = 0.1
 LONGEST: Final = 0xFFFFFFFF  # seconds: the message expiry interval is a Four Byte Integer
 
 
@@ -188,8 +191,9 @@ class Message:
             if not self._section:
                 self._section = encode_length(len(self.properties)) + self.properties
             return self._section
-        # Rounded up: a message that did not wait keeps its expiry. At another worker *now* may be before its publish.
-        left = min(LONGEST, max(0, int(self.expires - now + 0.999)))
+        # Rounded up: a message that did not wait keeps its expiry. At another worker *now* may be EARLY.
+        rest = self.expires - now
+        left = min(LONGEST, max(int(rest + 1.0 - EARLY), 1 if rest > 0.0 else 0))
         if not self._section or left != self._left:
             self._left = left
             expiry = bytes((MESSAGE_EXPIRY_INTERVAL,)) + left.to_bytes(4, "big")

@@ -120,9 +120,9 @@ def test_a_retained_message_is_written_to_every_peer_with_its_stamp(lanes: Lanes
 
     kept, delivered = written(one)
     assert [kept, delivered] == written(two)
-    message, flags, owner, given = wire.read_message(kept[1], 0, len(kept[1]))
+    message, flags, owner, given = wire.read_message(kept[1], 0, len(kept[1]), 0.0)
     assert (b"a", b"x", wire.KEEP | wire.DELIVER, "me", stamp) == (message.topic, message.payload, flags, owner, given)
-    message, flags, _, _ = wire.read_message(delivered[1], 0, len(delivered[1]))
+    message, flags, _, _ = wire.read_message(delivered[1], 0, len(delivered[1]), 0.0)
     assert (b"b", b"y", wire.DELIVER) == (message.topic, message.payload, flags)
 
 

@@ -73,7 +73,7 @@ def kinds(frames: list[tuple[int, bytes]]) -> list[int]:
 
 
 def topics(peer: Peer) -> set[bytes]:
-    return {wire.read_message(body, 0, len(body))[0].topic for kind, body in written(peer) if kind == wire.MESSAGE}
+    return {wire.read_message(body, 0, len(body), 0.0)[0].topic for kind, body in written(peer) if kind == wire.MESSAGE}
 
 
 def test_a_peer_hears_the_end_even_if_there_is_nothing_to_tell(lanes: Lanes) -> None:

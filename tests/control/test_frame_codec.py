@@ -23,6 +23,7 @@ from broker.control.frames import (
     ListenerSocket,
     LoopStarted,
     NewPeer,
+    NodeClock,
     NodePlace,
     OtherNodes,
     OtherWorkers,
@@ -66,7 +67,14 @@ ASSIGNMENT = Assignment(
     overrides=[{"user": "u", "queue": 5}],
     limits=[{"client": "c", "until": 1.5}],
     bans=[{"kind": "client", "value": "c", "until": 1.5}],
-    nodes=OtherNodes([WorkerId("other", 0, 7)], ["other"], 1, [DeadNode("dead", [WorkerId("dead", 0, 8)], 2)], [PLACE]),
+    nodes=OtherNodes(
+        [WorkerId("other", 0, 7)],
+        ["other"],
+        1,
+        [DeadNode("dead", [WorkerId("dead", 0, 8)], 2)],
+        [PLACE],
+        [NodeClock("other", -250)],
+    ),
     drain=DrainNode(True, False),
 )
 

@@ -36,7 +36,7 @@ class Steps:
         export = here.transfer.begin_export(self.session, here.clock.now)
         assert export is not None
         self.export: SessionExport = export
-        self.incoming: SessionImport = there.transfer.begin_import()
+        self.incoming: SessionImport = there.transfer.begin_import(0.0)
         here.settle()
 
     def carry(self) -> None:
@@ -446,7 +446,7 @@ def test_a_session_that_will_not_be_whole_leaves_nothing(brokers: Brokers, enrol
 def test_a_session_that_goes_away_before_its_first_page_leaves_nothing(brokers: Brokers) -> None:
     """A worker that dies with its first words would be an error in ours."""
     there = brokers()
-    there.transfer.cancel_import(there.transfer.begin_import())
+    there.transfer.cancel_import(there.transfer.begin_import(0.0))
 
     assert nothing_left(there)
 

@@ -118,6 +118,22 @@ def test_what_all_receivers_share_is_made_once() -> None:
 
 
 @pytest.mark.parametrize("qos", [0, 1])
+def test_a_worker_that_was_held_up_gives_no_message_more_time_than_it_had(qos: int) -> None:
+    """A receiver would keep it for a second longer than its publisher wanted: the worker has read its clock before."""
+    sent = message(b"", qos, expires=NOW + 3)
+    data = sent.packet(V5, 1, NOW - 0.09) if qos else sent.whole(V5, NOW - 0.09)
+
+    assert 3 == packet(data, V5).properties[MESSAGE_EXPIRY_INTERVAL]
+
+
+def test_a_message_with_little_time_left_has_a_second() -> None:
+    """Its receiver would take it for one that has expired."""
+    sent = message(b"", 1, expires=NOW + 3)
+
+    assert 1 == packet(sent.packet(V5, 1, NOW + 2.99), V5).properties[MESSAGE_EXPIRY_INTERVAL]
+
+
+@pytest.mark.parametrize("qos", [0, 1])
 def test_the_longest_expiry_goes_on_at_a_worker_that_is_behind(qos: int) -> None:
     """A client could have no receiver at another worker get what it publishes: the expiry has four bytes."""
     longest = 0xFFFFFFFF

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from broker.control.frames import DeadNode, NodePlace, OtherNodes
+from broker.control.frames import DeadNode, NodeClock, NodePlace, OtherNodes
 from broker.worker_id import WorkerId
 from supervisor import membership, node_lease
 from supervisor.membership import NOBODY, Membership
@@ -392,3 +392,46 @@ async def test_requests_of_other_nodes_are_handed_on_and_are_no_reason_to_look(c
             await came.wait()
 
     assert [REQUEST + b"whatever"] == heard
+
+
+@pytest.mark.parametrize(("zero", "clocks"), [(-40.0, -40_000), (90_000.25, 90_000_250), (0.02, None)])
+async def test_workers_know_how_the_clocks_of_other_machines_differ(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, zero: float, clocks: int | None
+) -> None:
+    """Messages that cross would expire at once, or never. What is read a little late is no difference of clocks."""
+    monkeypatch.setattr(node_lease, "clock_zero", lambda: 1000.0 + zero)
+    first = RunningNode(cluster)
+    first.membership.started(A0)
+    first.lease.renew()
+    monkeypatch.setattr(node_lease, "clock_zero", lambda: 1000.0)
+
+    second = RunningNode(cluster, N2)
+
+    expected = [] if clocks is None else [NodeClock("n1", clocks)]
+    assert expected == second.membership.others.clocks
+
+
+async def test_a_clock_that_is_set_is_told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that gets its time when Weir runs already would keep what crosses for too long, or lose it."""
+    zeros = [500.0]
+    monkeypatch.setattr(node_lease, "clock_zero", lambda: zeros[-1])
+    first = RunningNode(cluster)
+    first.membership.started(A0)
+    first.lease.renew()
+    text = first.lease.nodes()[0].clock_zero()
+
+    told = []
+    for step in (0.03125, 0.03125):
+        zeros.append(zeros[-1] + step)
+        first.lease.renew()
+        told.append(first.lease.nodes()[0].clock_zero())
+
+    assert (500.0, [500.0, 500.0625]) == (text, told)
+
+
+@pytest.mark.parametrize("said", ["soon", True, None, float("inf")])
+def test_what_is_no_time_is_no_clock(said: object) -> None:
+    """A node of another version, or a mistake there, would end this one."""
+    node = SharingNode(name="n1", incarnation="", left=1.0, spared=0.0, owners=0, about={"clock_zero": said})
+
+    assert node.clock_zero() is None

@@ -58,8 +58,8 @@ def message_fields(message: Message) -> Fields:
     return message.topic, message.payload, flags, message.properties, message.expires, message.ends
 
 
-def to_message(fields: list[object]) -> Message:
-    """The message with *fields*.
+def to_message(fields: list[object], shift: float) -> Message:
+    """The message with *fields*, whose times were those of another clock: *shift* is added to each.
 
     Former versions wrote no time at which it ends, and one of them wrote four more fields for a message of a shared
     subscription that waited: its share name, its filter, and the flags and properties of the message as it was
@@ -68,11 +68,16 @@ def to_message(fields: list[object]) -> Message:
     if len(fields) not in (5, 6, 9):
         raise ValueError(f"a message of {len(fields)} fields")
     flags = to_int(fields[2])
-    topic, payload, expires = to_bytes(fields[0]), to_bytes(fields[1]), to_float(fields[4])
+    topic, payload, expires = to_bytes(fields[0]), to_bytes(fields[1]), shifted(to_float(fields[4]), shift)
     message = Message(topic, payload, flags & QOS, flags & RETAIN != 0, to_bytes(fields[3]), expires)
     if len(fields) == 6:
-        message.ends = to_float(fields[5])
+        message.ends = shifted(to_float(fields[5]), shift)
     return message
+
+
+def shifted(time: float, shift: float) -> float:
+    """*time* of another clock as one of the clock here; 0.0, no time at all, stays."""
+    return time + shift if time else 0.0
 
 
 def will_fields(will: Will) -> Fields:

@@ -17,6 +17,7 @@ from broker.session.session import Session
 from broker.session.storage import SessionStorage
 from broker.session.subscription import Subscription
 from broker.session.transfer.entries import (
+    shifted,
     to_bytes,
     to_float,
     to_int,
@@ -53,11 +54,12 @@ class SessionImport:
         budget: MessageBudget,
         counters: Counters,
         expect: Callable[[str, bool], tuple[SessionStorage, MessageQueue] | None],
+        shift: float = 0.0,
     ) -> None:
         """*limits_of* a client id and a user: what the session may hold. What waits counts in *budget*.
 
         *expect* makes what stores the durable session of a client id, whose client is of the kind APPLICATION or not;
-        None: this worker has none.
+        None: this worker has none. *shift*: seconds to add to times of the other worker's clock for those of ours.
         """
         self.session: Session | None = None  # all that it held has come: its subscriptions may be registered
         self.complete = False  # the messages that came since have come, too: `finish()` may be called
@@ -71,6 +73,7 @@ class SessionImport:
         self._budget = budget
         self._counters = counters
         self._expect = expect
+        self._shift = shift
         self._unfinished: Session | None = None
         self._unacknowledged: dict[int, Message] = {}
         self._waiting: deque[Message] = deque()
@@ -157,8 +160,8 @@ class SessionImport:
         incoming = to_bytes(page[6])
         session.incoming = unpack(incoming) if incoming else None
         session.will = None if page[7] is None else to_will(to_list(page[7]))
-        self.expires = to_float(page[8])
-        self.will_due = to_float(page[9])
+        self.expires = shifted(to_float(page[8]), self._shift)
+        self.will_due = shifted(to_float(page[9]), self._shift)
         return session
 
     def _session(self, client_id: str, user: str | None, stored: bool, application: bool) -> Session:
@@ -179,9 +182,9 @@ class SessionImport:
 
     def _take_entry(self, session: Session, kind: int, entry: list[object]) -> None:
         if kind == WAITING:
-            self._wait(to_message(entry))
+            self._wait(to_message(entry, self._shift))
         elif kind == UNACKNOWLEDGED:
-            sent = RELEASED if entry[1] is None else to_message(to_list(entry[1]))
+            sent = RELEASED if entry[1] is None else to_message(to_list(entry[1]), self._shift)
             self._unacknowledged[to_int(entry[0])] = sent
         else:
             subscription, owed = to_subscription(session, entry)

@@ -1,4 +1,5 @@
 # A session on its way to another worker: nobody who talks to it can tell, and what is no session becomes none.
+from collections import deque
 from collections.abc import Callable
 
 import msgpack
@@ -285,6 +286,25 @@ def test_subscriptions_come_along_with_their_options() -> None:
     assert ([b"b"], 12.5, 3.5) == ([each.filter for each in imported.owed], imported.expires, imported.will_due)
 
 
+def test_times_of_another_clock_become_times_of_the_clock_here() -> None:
+    """What waits would expire at once, or never, and so would the session: the clocks of machines differ."""
+    former = away().session
+    sent = [Message(b"t", payload, 1, False, b"", expires) for payload, expires in ((b"1", 700.0), (b"2", NEVER))]
+    sent[1].ends = 900.0  # queues keep it no longer
+    former.put_before(deque(sent))
+    limits = limits_with(MessageBudget(PLENTY))
+    imported = SessionImport(lambda client_id, user: limits, limits.budget, Counters(), no_store, 0.5)
+    exported = SessionExport(former, MessageBudget(PLENTY), 12.5, 0.0, [])
+    exported.leaving = True
+    for chunk in chunks_of(exported):
+        imported.take(chunk)
+
+    assert (13.0, 0.0) == (imported.expires, imported.will_due)
+    assert [(700.5, 700.5), (NEVER, 900.5)] == [
+        (message.expires, message.ends) for message in imported.finish().take_waiting()
+    ]
+
+
 def test_the_will_comes_along() -> None:
     """Another will would be published than the client left, or without what it said of it."""
     properties: Properties = {
@@ -360,7 +380,7 @@ def test_a_large_message_goes_in_pieces() -> None:
 def test_what_a_former_version_had_wait_for_a_group_stays_with_the_session() -> None:
     """A node that is updated worker by worker would lose the messages of shared subscriptions."""
     fields = (b"t", b"a", 1, b"\x03\0\x01a\x0b\x07", LATER, b"share", b"t", 6, b"\x03\0\x01a")
-    read = to_message(list(fields))
+    read = to_message(list(fields), 0.0)
 
     assert (b"t", b"a", 1, False, b"\x03\0\x01a\x0b\x07", LATER) == (
         read.topic,
