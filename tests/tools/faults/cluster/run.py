@@ -64,6 +64,8 @@ class ClusterClients(Clients):
 
 
 class ClusterRun(JudgedRun):
+    WANDERING = True
+
     def __init__(
         self,
         folder: Path,

@@ -28,7 +28,8 @@
 # Nothing is owed at QoS 0, or to a session that ends with its connection.
 # Where each publish goes through a log (*at_least_once*), QoS 1 may come again in any way, as the worker that
 # dispatches it may die; and QoS 2 to a session that ends with its connection. What was not answered there, and is not
-# sent again, may come behind what its client sends over its next connection.
+# sent again, may come behind what its client sends over its next connection. So it is where publishers go from node to
+# node (*wandering*): a node that was stopped finds it in a socket that its client has left.
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -152,9 +153,10 @@ class Session:
 
 
 class Checker:
-    def __init__(self, at_least_once: bool = False) -> None:
-        """*at_least_once*: see above."""
+    def __init__(self, at_least_once: bool = False, wandering: bool = False) -> None:
+        """*at_least_once*, *wandering*: see above."""
         self._at_least_once = at_least_once
+        self._may_come_late = at_least_once or wandering
         self.violations: list[Violation] = []
         self.publishes: dict[Message, Publish] = {}
         self.acknowledged = 0  # publishes, with success
@@ -300,7 +302,7 @@ class Checker:
         publish = self.publishes.get((event.client, event.number))
         if publish is None:
             begun = Publish(event.topic, self._place, event.deletes, event.at, event.expiry, event.qos)
-            if self._at_least_once and (not session.lasting or not event.qos):  # it is not sent again
+            if self._may_come_late and (not session.lasting or not event.qos):  # it is not sent again
                 begun.connection = session.connection
             self._begin((event.client, event.number), begun)
         else:

@@ -71,6 +71,7 @@ class Outcome:
 
 class JudgedRun(ABC):
     AT_LEAST_ONCE = False  # see checker.py
+    WANDERING = False
     _clients: Clients
 
     def __init__(
@@ -86,7 +87,7 @@ class JudgedRun(ABC):
         self._folder = folder
         self._messages = messages
         self._history: list[Event] = []
-        self._checker = Checker(self.AT_LEAST_ONCE)
+        self._checker = Checker(self.AT_LEAST_ONCE, self.WANDERING)
         self._loop = Loop()
         self._stopped: dict[int, object] = {}  # process ids
         self._pause = False  # of publishers, and of those that come and go
