@@ -142,6 +142,7 @@ def _keep(folder: Path, seed: int, keep: Path | None) -> Path:
     """Where the logs, the data and the history of a run that failed are from now on."""
     if keep is None:
         return folder
+    keep.mkdir(parents=True, exist_ok=True)
     kept = keep / f"seed-{seed}-{folder.name}"
     shutil.move(folder, kept)
     return kept
