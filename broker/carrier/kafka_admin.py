@@ -179,17 +179,15 @@ class KafkaAdmin:
         made: dict[str, uuid.UUID | None] = {}
         for answer in self._answers_for(topics, False, fixed):
             topic, kind = answer["name"], for_code(answer["error_code"])
-            identity = answer["topic_id"]
             try:
                 if kind is TopicAlreadyExistsError:
                     self.find_as(topic, topics[topic], fixed)
-                    identity = None
                 elif kind is not NoError:
                     raise error_of(kind(f"{topic}: {answer['error_message']}"))
             except LogError as error:
                 failures[topic] = error
             else:
-                made[topic] = identity
+                made[topic] = answer.get("topic_id") if kind is NoError else None
         if made:
             self._make_known(made)
 
@@ -250,8 +248,8 @@ class KafkaAdmin:
     def _make_known(self, topics: Mapping[str, uuid.UUID | None]) -> None:
         """Wait until *topics* have leaders and the producer knows them: all of them are in its next question to Kafka.
 
-        Each with the identity that it was made with, if it was made now: for some milliseconds a broker still tells of
-        a topic of the same name that was deleted before.
+        Each by its identity; None: it was there before, or Kafka is older than 2.8 and does not say. For some
+        milliseconds a broker still tells of a topic of the same name that was deleted before.
         `partitions_for()` waits for nothing, as PRODUCER says, and does not ask again for a topic that is not in the
         answer to a question that was under way.
         """
