@@ -83,7 +83,6 @@ class DurableSessions:
         durable.commit.fenced = self.taken
         self._all_read = False
         self._adopted = False  # they are here, with their subscriptions
-        self._arriving: set[str] = set()  # clients whose sessions are being taken
         # With other workers: `Mesh.when_all_have_heard()`.
         self.when_heard: Callable[[Callable[[], None]], None] = partial(when_confirmed, None)
         self.settled: Callable[[], None] = _nothing  # called when all sessions of this worker are another one's
@@ -134,7 +133,7 @@ class DurableSessions:
 
     def has(self, client_id: str) -> bool:
         name = client_id.encode(errors="surrogateescape")
-        if self._session(client_id) is not None or self.cold.has(client_id) or client_id in self._arriving:
+        if self._session(client_id) is not None or self.cold.has(client_id) or client_id in self._transfer.arriving:
             return True
         return self._shared.has(name) or self._sessions.has_pending(name)
 
@@ -209,7 +208,7 @@ class DurableSessions:
         if self.cold.warm(client_id, partial(self._warmed, client_id, then)):
             return  # it was adopted meanwhile
         client = client_id.encode()
-        self._arriving.add(client_id)
+        self._transfer.arriving.add(client_id)
         self._durable.expect(client)
         take = partial(self._take, client, former, lives, then)
         self._durable.commit.when_removed(take)  # what an earlier session here has under the same keys is removed first
@@ -222,7 +221,7 @@ class DurableSessions:
         then(self._store.find(client_id), [])
 
     def _found(self, client_id: str, lives: bool, then: Taken, session: AdoptedSession | None, now: float) -> None:
-        self._arriving.discard(client_id)
+        self._transfer.arriving.discard(client_id)
         present = self._store.find(client_id)
         if present is not None and session is not None:  # it was adopted meanwhile
             then(present, [])

@@ -70,6 +70,7 @@ class SessionTransfer:
         self._accounts = accounts
         self._durable = durable
         self.leaving: dict[str, Session] = {}  # durable sessions that are being moved to other workers, by client id
+        self.arriving: set[str] = set()  # clients whose durable sessions come from other workers, which may have died
 
     # At the worker that has the session.
 
@@ -201,7 +202,10 @@ class SessionTransfer:
         return SessionImport(self._sessions.limits_of, self._queue_budget, self._counters, self._expect, shift)
 
     def _expect(self, client_id: str, application: bool) -> tuple[SessionStorage, MessageQueue] | None:
-        return None if self._durable is None else self._durable.expect(client_id.encode(), application)
+        if self._durable is None:
+            return None
+        self.arriving.add(client_id)
+        return self._durable.expect(client_id.encode(), application)
 
     def subscribe(self, incoming: SessionImport, then: Callable[[], None]) -> None:
         """Register the subscriptions of the session, in pages if they are many; then call *then*.
@@ -255,6 +259,7 @@ class SessionTransfer:
         its connection [MQTT-3.1.4-3].
         """
         session = incoming.finish()
+        self.arriving.discard(session.client_id)
         if incoming.owed_gap is not None:
             self._sessions.limits.listener.bring(session, incoming.owed_gap)
         self._charge_will(session)
@@ -269,11 +274,13 @@ class SessionTransfer:
         session = incoming.session
         if session is not None:
             self._subscribing.withdraw(session)
-            if session.storage is not None and self._durable is not None:
-                self._durable.forget(session.client_id.encode())
+            if session.storage is not None:
                 # Another worker may have the session, without what was delivered to it here: that is published again.
                 for message in self._sessions.disown(session):
                     self._lifecycle.abandon(message.as_published().completion, self._clock())
+        if self._durable is not None:
+            self.arriving.discard(incoming.client_id)
+            self._durable.forget(incoming.client_id.encode())
         incoming.abandon()
 
     def _charge_will(self, session: Session) -> None:

@@ -6,6 +6,8 @@ import pytest
 from broker.mqtt.packets import PUBACK, V5, V311, Ack, ConnAck, Connect, Publish, SubAck, Subscribe, Wanted, Will
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from broker.protocol.durable_sessions import DurableSessions
+from broker.store.durable.store import DurableStore
+from broker.store.redis.connection import READY
 from broker.store.redis.keys import Keys
 from broker.worker_id import WorkerId
 from tests.cluster.talk import payloads, subscribed
@@ -85,11 +87,12 @@ def durable_of(broker: Broker) -> DurableSessions:
 
 
 def take_turns(node: Node, turns: int) -> None:
-    """Each worker turns its loop so many times, after each of which Redis answers."""
+    """Each worker that is not stopped turns its loop so many times, after each of which Redis answers."""
+    running = [broker for broker in node if not broker.stopped]
     for _ in range(turns):
-        for broker in node:
+        for broker in running:
             broker.turn()
-        for broker in node:
+        for broker in running:
             broker.waits_for_redis()
 
 
@@ -414,3 +417,55 @@ def test_a_client_that_comes_meanwhile_finds_its_session_once(node: Node, turns:
     assert [b"before", b"after"] == payloads(client)
     assert not durable_of(settler).cold.has("me")
     assert {"me", "other"} == {each.client_id for each in settler.worker.protocol.store.sessions() if each.storage}
+
+
+@pytest.mark.parametrize("cold", [False, True])
+@pytest.mark.parametrize("turns", [0, 2, 4, 8, 16, 100])
+def test_a_session_that_a_dead_node_was_giving_is_not_adopted_as_well(
+    nodes: Callable[..., Node], redis: RunningRedis, turns: int, cold: bool
+) -> None:
+    """Two would be subscribed, and both store what they get under the same keys: who reads that finds it damaged."""
+    node = nodes(3, None, redis, durable=True)
+    settler, dead, third = node
+    for name in ("me", "other"):
+        subscriber(dead, name, b"a").drop()
+    assert is_answered(publish(third, b"a", b"before"))
+    if cold:
+        node.advance(20)
+    third.stopped = True  # the session cannot be given before this worker has marked what it sends
+    client = settler.open()
+    client.send(Connect(V311, "me", False, 0))
+    node.settle()
+    assert 1 == settler.takeovers.pending()
+    node.kill(dead)
+    redis.pause()
+    third.stopped = False
+    take_turns(node, 20)
+    redis.kill()
+    take_turns(node, 1)
+    store = settler.worker.links.durable_store
+    assert isinstance(store, DurableStore)
+    assert store._reads  # the session cannot be taken from the dead worker: that is tried again some time later
+    store._reads_at = float("inf")
+    redis.start()
+    until(settler, lambda: store.commands.state == READY)
+    begin_to_settle(settler, [dead])
+    take_turns(node, turns)
+    store._reads_at = 0.0
+    client = welcomed(settler, client)
+    settlement = settler.worker.cluster.settlement
+    assert settlement is not None
+    until(settler, lambda: settlement.settled == 1)
+    for each in (settler, third):
+        each.mesh.expect_distant(0)
+    publish(settler, b"a", b"after")
+    node.advance(1)
+
+    assert client.connack.session_present
+    assert [b"before", b"after"] == payloads(client)
+    assert not durable_of(settler).cold.has("me")
+    client.drop()
+    node.advance(1)
+    again = come_back(third, "me")  # which reads what is stored
+    assert again.connack.session_present
+    assert [b"before", b"after"] == payloads(again)

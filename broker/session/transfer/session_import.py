@@ -61,6 +61,7 @@ class SessionImport:
         *expect* makes what stores the durable session of a client id, whose client is of the kind APPLICATION or not;
         None: this worker has none. *shift*: seconds to add to times of the other worker's clock for those of ours.
         """
+        self.client_id = ""  # once the first page is here
         self.session: Session | None = None  # all that it held has come: its subscriptions may be registered
         self.complete = False  # the messages that came since have come, too: `finish()` may be called
         self.subscriptions: list[Subscription] = []
@@ -150,7 +151,7 @@ class SessionImport:
     def _begin(self, page: list[object]) -> Session:
         if page[1] != FORMAT:
             raise ValueError(f"it has format {page[1]}, and this worker knows format {FORMAT}")
-        client_id = to_str(page[2])
+        self.client_id = client_id = to_str(page[2])
         user = None if page[3] is None else to_str(page[3])
         stored = len(page) > 10 and page[10] is True  # a former version did not say it, nor the next one
         session = self._session(client_id, user, stored, len(page) > 11 and page[11] is True)
