@@ -93,11 +93,11 @@ class AllHeard:
             self._begin()
 
     def lost(self, peer: Peer) -> None:
-        """*peer* is gone. `check()` follows."""
+        """*peer* is gone. `check()` follows, once it is known whether it is to come back."""
         self._lost = True
         if peer in self._answers:  # it is to be heard again, and to hear all
             self._answers = {}
-            self.when_heard(self._ask_to_hear)
+            self._waiting.setdefault(None, []).append(self._ask_to_hear)
 
     def check(self) -> None:
         """Ask all peers, if something waits and they have told everything. To be called after each change of that."""

@@ -546,6 +546,25 @@ def test_a_worker_that_goes_while_others_hear_all_keeps_nothing_waiting(durable:
     assert ([1, 2], 0) == (let_go, waiting.mesh.pending())
 
 
+def test_a_worker_that_is_given_up_while_it_is_to_hear_all_is_heard_again_first(durable: Callable[[int], Node]) -> None:
+    """It knows who has what another one has lost, perhaps: publishes would be acknowledged that reach nobody."""
+    node = durable(2)
+    silent, waiting = node
+    let_go: list[int] = []
+    waiting.mesh.when_all_have_heard(partial(let_go.append, 1))
+    while not waiting.mesh._all_heard._answers:
+        silent.turn()
+        waiting.turn()
+    silent.stopped = True
+    waiting.mesh.restarted(silent.identity)
+    node.advance(0.5)
+    assert [] == let_go
+    silent.stopped = False
+    node.advance(0.5)
+
+    assert ([1], 0) == (let_go, waiting.mesh.pending())
+
+
 def test_a_worker_that_was_taken_for_dead_has_nothing_that_is_waited_for(durable: Callable[[int], Node]) -> None:
     """Others have its sessions: once it is gone, publishers would wait for a worker that has none."""
     node = durable(2)
