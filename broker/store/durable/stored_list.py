@@ -57,9 +57,10 @@ class StoredList:
     def done_positions(self) -> Iterator[int]:
         """The positions of messages that are done, in packs that are read."""
         for pack in self.read:
-            for position in range(pack.first, pack.last + 1):
-                if position not in self.pack_of:
-                    yield position
+            if pack.left <= pack.last - pack.first:  # or none of them is done: so it is with most of a full window
+                for position in range(pack.first, pack.last + 1):
+                    if position not in self.pack_of:
+                        yield position
 
     # What changes.
 
