@@ -200,12 +200,14 @@ class Mesh(LaneListener):
             self.restarted(worker)
         self._check_complete()
 
-    def tell_adopted(self, worker: WorkerId) -> None:
-        """This worker has adopted all durable sessions of *worker*, and every peer knows their filters."""
-        for peer in self._peers.all:
-            if peer.knows_all:  # the others are told behind all filters
-                peer.tell(wire.number(wire.ADOPTED, worker.incarnation))
-        self.adopted_elsewhere(worker)
+    def tell_adopted(self, workers: list[WorkerId]) -> None:
+        """This worker has adopted all durable sessions of *workers*, and every peer knows their filters."""
+        for worker in workers:
+            for peer in self._peers.all:
+                if peer.knows_all:  # the others are told behind all filters
+                    peer.tell(wire.number(wire.ADOPTED, worker.incarnation))
+            self.adopted_elsewhere(worker)
+        self._check_complete()
         self._reactor.wake()
 
     def _told_all_to(self, peer: Peer) -> None:
@@ -293,9 +295,11 @@ class Mesh(LaneListener):
         return self._expected
 
     def complete(self) -> bool:
-        """Whether every peer, and every worker of other nodes that is listed, has told everything that it had to tell;
-        with stored sessions, also those to come.
-        """
+        """Whether every peer and every listed worker of other nodes has told all that it had to tell, with stored
+        sessions also those to come, and this worker has all that it is to adopt."""
+        return self._adopted() and self._all_have_told()
+
+    def _all_have_told(self) -> bool:
         return not self._distant.count_unheard() and self._all_peers_told()
 
     def _all_peers_told(self) -> bool:
@@ -320,7 +324,7 @@ class Mesh(LaneListener):
         self._peers.absent = len(orphaned) + self._expected + self._distant.count_unheard()
         if self._durable is not None:
             all_here = len(self._peers.of_own_node()) + 1 >= self._durable.workers and not self._orphaned
-            self._routes.set_members_known(all_here and self._adopted() and self.complete())
+            self._routes.set_members_known(all_here and self.complete())
         if self._when_complete and self.complete():
             waiting, self._when_complete = self._when_complete, []
             for then in waiting:
@@ -464,7 +468,7 @@ class Mesh(LaneListener):
     def all_retained(self, peer: Peer) -> None:
         peer.retained_all = True
         self._note_told(peer)
-        self._was_complete = self._was_complete or self.complete()
+        self._was_complete = self._was_complete or self._all_have_told()
         self._check_complete()
 
     def malformed(self, peer: Peer, error: Exception) -> None:

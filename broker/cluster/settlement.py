@@ -61,7 +61,7 @@ class Settlement:
         peers: Peers,
         announcements: Announcements,
         durable: DurableSessions | None,
-        adopted: Callable[[WorkerId], None],
+        adopted: Callable[[list[WorkerId]], None],
         clock: Callable[[], float],
         soon: Callable[[float], None],
         log: Log,
@@ -70,7 +70,7 @@ class Settlement:
 
         *durable*: None if sessions are in memory.
 
-        *adopted* is called with each worker whose sessions are here, and told: it tells ADOPTED. *soon* has
+        *adopted* is called with the workers whose sessions are here, and told, none perhaps: it tells ADOPTED. *soon* has
         `tick()` called at a time.
         """
         self.settled = 0  # dead workers whose durable sessions were adopted here
@@ -208,7 +208,7 @@ class Settlement:
         for dead in self._inherited:
             self.settled += 1
             self._log.info("worker_settled", peer=str(dead), incarnation=dead.incarnation_text)
-            self._adopted(dead)
+        self._adopted(self._inherited)
         self._under_way, self._inherited = [], []
 
 

@@ -1,5 +1,6 @@
 # What a dead node has left goes to a worker of a node that lives: sessions, lists of shared subscriptions, and wills.
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
@@ -361,6 +362,52 @@ def test_a_worker_is_not_complete_while_another_one_has_sessions_to_adopt(nodes:
     mesh.not_inherited(settler, 78)
 
     assert mesh.complete()
+
+
+def test_a_worker_is_not_complete_while_it_has_sessions_of_a_dead_node_to_adopt(
+    node: Node, redis: RunningRedis
+) -> None:
+    """One that starts would serve as soon as it owns them in Redis, and acknowledge what is for them."""
+    settler, dead = node
+    subscriber(dead, "me", b"a").drop()
+    node.kill(dead)
+    settler.mesh.expect_distant(1)
+    serves: list[int] = []
+    settler.mesh.when_complete(partial(serves.append, 1))
+    begin_to_settle(settler, [dead])
+    while owners(redis, "other"):
+        take_turns(node, 1)
+    settler.mesh.expect_distant(0)
+    assert [] == serves
+    settlement = settler.worker.cluster.settlement
+    assert settlement is not None
+    until(settler, lambda: settlement.settled == 1)
+
+    assert [1] == serves
+
+
+def test_a_worker_is_complete_if_another_one_has_settled_the_dead_node(
+    nodes: Callable[..., Node], redis: RunningRedis
+) -> None:
+    """It would never serve."""
+    node = nodes(3, None, redis, durable=True)
+    settler, dead, third = node
+    subscriber(dead, "me", b"a").drop()
+    node.kill(dead)
+    settler.mesh.expect_distant(1)
+    serves: list[int] = []
+    settler.mesh.when_complete(partial(serves.append, 1))
+    third.stopped = True  # the settler waits for its answer
+    begin_to_settle(settler, [dead])
+    until(settler, lambda: not durable_of(settler).ready())
+    with redis.client() as client:
+        client.hdel(KEYS.durable_owners("other"), dead.identity.incarnation_text)
+    third.stopped = False
+    settler.mesh.expect_distant(0)
+    assert [] == serves
+    until(settler, lambda: durable_of(settler).ready())
+
+    assert [1] == serves
 
 
 def test_a_worker_at_the_place_of_a_dead_one_does_not_follow_it_if_another_one_does(
