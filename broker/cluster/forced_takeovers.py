@@ -29,6 +29,10 @@
 # closes the connections of those publishers before it lets go, or N would have what they publish next before that. N
 # does not wait for O: until O lets go, the client gets nothing that comes from there.
 #
+# A worker of another node that is no peer of N when this happens, as its lanes have failed, hears TOOK once it has joined
+# again: until then N refuses what it sends, or what it publishes next would come before what O refuses. N waits for it
+# until its node has no lease any more, or says that it has ended.
+#
 # A will without a delay is due as the connection at O ends. While O lives nobody else can tell whether it has published
 # it, or its client has withdrawn it. So N keeps it until O has let go, and publishes it if O dies before.
 #
@@ -112,6 +116,7 @@ class ForcedTakeovers:
         self._abandon = abandon
         self._number = int(clock() * 1e6)  # differs from the numbers of the process that had this shard before
         self._pending: dict[int, ForcedTakeover] = {}
+        self._away: set[WorkerId] = set()  # workers of other nodes that were peers, and will be again if they live
 
     def pending(self) -> int:
         """Sessions that were taken, and that not every worker has let go of."""
@@ -203,10 +208,13 @@ class ForcedTakeovers:
         former = taken.former
         self._close_unconfirmed(former.incarnation)
         self._has_let_go(taken, self._worker)
-        taken.waiting = {peer.worker for peer in self._peers.all}
-        if former not in taken.waiting:
+        present = {peer.worker for peer in self._peers.all}
+        taken.waiting = present | self._away
+        if former not in present:
             self._end_hold(taken, False)
-        self._peers.tell(wire.frame(wire.TOOK, TOOK.pack(taken.number, former.incarnation)))
+        for peer in self._peers.all:
+            if peer.knows_all:
+                self._tell(peer, taken)
         self._announcements.when_known(former, partial(self._known, taken))
 
     def _known(self, taken: ForcedTakeover) -> None:
@@ -222,17 +230,41 @@ class ForcedTakeovers:
                 self._end_hold(taken, True)
             self._has_let_go(taken, peer.worker)
 
+    def _tell(self, peer: Peer, taken: ForcedTakeover) -> None:
+        peer.tell(wire.frame(wire.TOOK, TOOK.pack(taken.number, taken.former.incarnation)))
+
     def joined(self, peer: Peer) -> None:
-        """*peer* is new: it has sent nothing to a former owner that is to come again."""
+        """*peer* has sent nothing to a former owner that is to come again, if it is new."""
+        self._away.discard(peer.worker)
         for taken in self._pending.values():
-            taken.filter.mark(peer.worker)
+            if peer.worker not in taken.waiting:
+                taken.filter.mark(peer.worker)
+
+    def told(self, peer: Peer) -> None:
+        """*peer*, which has joined, has been told what is subscribed to here."""
+        for taken in self._pending.values():
+            if peer.worker in taken.waiting:
+                self._tell(peer, taken)
 
     def lost(self, peer: Peer) -> None:
-        """*peer* is gone, and all that it sent has been taken."""
+        """*peer* is gone, and all that it sent has been taken. One of another node may join again."""
+        comes_back = peer.distant and not self._peers.has_left(peer.worker)
+        if comes_back and self._peers.find(peer.worker) is None:  # or it has joined again already
+            self._away.add(peer.worker)
         for taken in list(self._pending.values()):
             if peer.worker == taken.former:
                 self._end_hold(taken, False)
-            self._has_let_go(taken, peer.worker)
+            if comes_back:
+                self._abandon_all(taken.filter.take_refused(peer.worker))
+            else:
+                self._has_let_go(taken, peer.worker)
+
+    def left(self, worker: WorkerId) -> None:
+        """*worker*, of another node, has ended, or its node is dead. If it is a peer still, `lost()` follows."""
+        if worker in self._away:
+            self._away.discard(worker)
+            for taken in list(self._pending.values()):
+                self._has_let_go(taken, worker)
 
     def _end_hold(self, taken: ForcedTakeover, published: bool) -> None:
         will, taken.will = taken.will, None

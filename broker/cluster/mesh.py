@@ -175,10 +175,10 @@ class Mesh(LaneListener):
     def leave(self, worker: WorkerId) -> None:
         """*worker*, of another node, has ended, or the lease of its node has; *worker* may be joined again later.
 
-        Its durable sessions are waited for until another worker has them: the one that follows it, by telling all its
-        filters, or the one that `adopted_elsewhere()` tells of.
+        Its durable sessions are waited for until its follower has told all filters, or `adopted_elsewhere()` is called.
         """
         self._peers.leaves(worker)
+        self._takeovers.left(worker)
         if self._distant.leave(worker) and self._peers.find(worker) is None:
             self._ask_for_retained_of(writer_of(worker))
         self._withdraw_distant(worker)

@@ -70,8 +70,8 @@ class Settlement:
 
         *durable*: None if sessions are in memory.
 
-        *adopted* is called with the workers whose sessions are here, and told, none perhaps: it tells ADOPTED. *soon* has
-        `tick()` called at a time.
+        *adopted* is called with the workers whose sessions are here, and told, perhaps none: it tells ADOPTED. *soon*
+        has `tick()` called at a time.
         """
         self.settled = 0  # dead workers whose durable sessions were adopted here
         self._worker = worker

@@ -66,6 +66,9 @@ class Takeovers:
     def told(self, peer: Peer) -> None:
         """*peer*, which is new, has been told all filters of this worker."""
 
+    def left(self, worker: WorkerId) -> None:
+        """*worker*, of another node, has ended, or its node is dead."""
+
     def lost(self, peer: Peer) -> None:
         """*peer* is gone, and all that it sent has been taken."""
 
@@ -189,6 +192,12 @@ class RegisteredTakeovers(Takeovers):
 
     def told(self, peer: Peer) -> None:
         self._incoming.told(peer)
+        if self._forced is not None:
+            self._forced.told(peer)
+
+    def left(self, worker: WorkerId) -> None:
+        if self._forced is not None:
+            self._forced.left(worker)
 
     def lost(self, peer: Peer) -> None:
         self._incoming.lost(peer)

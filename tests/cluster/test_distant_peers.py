@@ -528,6 +528,66 @@ def test_publishes_wait_for_a_session_that_was_taken_from_another_worker_unheard
     assert [0, 0, 0, 0] == [each.mesh.pending() for each in node]
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_messages_keep_their_order_if_who_sends_them_did_not_hear_that_the_session_was_taken(
+    durable: Callable[[int], Node], beside: bool
+) -> None:
+    """What a publisher sends once its worker has heard of it would come before what the former owner has refused."""
+    node = durable(4)
+    third, _, former, owner = node
+    worker = third if beside else former
+    subscribed(lasting(former, "me"), "a")
+    publisher = worker.connect("publisher", V5)
+    third.stopped = former.stopped = True
+    for silent in (third, former):
+        owner.mesh.restarted(silent.identity)
+    session = owner.open(V5)
+    session.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    owner.advance(DISTANT_ANSWER + 0.3)
+    assert [True] == [packet.session_present for packet in session.receive() if isinstance(packet, ConnAck)]
+    unheard = WorkerId("c", 0, 77)
+    former.mesh.join_distant(unheard)  # so it keeps what it refuses
+    owner.stopped, third.stopped, former.stopped = True, False, False
+    publish(former.connect("other", V5), b"0")  # so that the former owner looks at Redis
+    node.advance(0.1)
+    assert former.session("me") is None
+    publish(publisher, b"1")
+    node.advance(0.1)
+    assert not publisher.closed
+    owner.stopped = False
+    node.advance(0.1)
+    publish(publisher, b"2")
+    node.advance(0.1)
+    before = payloads(session)
+    former.mesh.leave(unheard)
+    node.advance(0.5)
+    publish(worker.connect("publisher", V5), b"1", b"2")
+    node.advance(0.1)
+
+    assert ([], [b"1", b"2"]) == (before, payloads(session))
+    publisher.receive()
+    assert publisher.closed
+    assert 0 == owner.takeovers.pending()
+
+
+def test_a_session_that_was_taken_waits_for_no_worker_of_a_dead_node(durable: Callable[[int], Node]) -> None:
+    """What is kept for each such session would be kept for ever."""
+    node = durable(4)
+    third, _, former, owner = node
+    subscribed(lasting(former, "me"), "a")
+    third.stopped = former.stopped = True
+    for silent in (third, former):
+        owner.mesh.restarted(silent.identity)
+    session = owner.open(V5)
+    session.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    owner.advance(DISTANT_ANSWER + 0.3)
+    assert 1 == owner.takeovers.pending()
+    for silent in (third, former):
+        owner.mesh.leave(silent.identity)
+
+    assert 0 == owner.takeovers.pending()
+
+
 def test_a_worker_that_goes_while_others_hear_all_keeps_nothing_waiting(durable: Callable[[int], Node]) -> None:
     """What another one has lost would stay in the routes for ever, and publishes for it be refused."""
     node = durable(4)
