@@ -29,9 +29,9 @@
 # closes the connections of those publishers before it lets go, or N would have what they publish next before that. N
 # does not wait for O: until O lets go, the client gets nothing that comes from there.
 #
-# A worker of another node that is no peer of N when this happens, as its lanes have failed, hears TOOK once it has joined
-# again: until then N refuses what it sends, or what it publishes next would come before what O refuses. N waits for it
-# until its node has no lease any more, or says that it has ended.
+# A worker of another node that is no peer of N when this happens, as its lanes have failed, hears TOOK once it has
+# joined again: until then N refuses what it sends, or what it publishes next would come before what O refuses. N waits
+# for it until its node has no lease any more, or says that it has ended.
 #
 # A will without a delay is due as the connection at O ends. While O lives nobody else can tell whether it has published
 # it, or its client has withdrawn it. So N keeps it until O has let go, and publishes it if O dies before.
