@@ -212,9 +212,10 @@ class ForcedTakeovers:
         taken.waiting = present | self._away
         if former not in present:
             self._end_hold(taken, False)
+        took = _took(taken)
         for peer in self._peers.all:
             if peer.knows_all:
-                self._tell(peer, taken)
+                peer.tell(took)
         self._announcements.when_known(former, partial(self._known, taken))
 
     def _known(self, taken: ForcedTakeover) -> None:
@@ -230,9 +231,6 @@ class ForcedTakeovers:
                 self._end_hold(taken, True)
             self._has_let_go(taken, peer.worker)
 
-    def _tell(self, peer: Peer, taken: ForcedTakeover) -> None:
-        peer.tell(wire.frame(wire.TOOK, TOOK.pack(taken.number, taken.former.incarnation)))
-
     def joined(self, peer: Peer) -> None:
         """*peer* has sent nothing to a former owner that is to come again, if it is new."""
         self._away.discard(peer.worker)
@@ -244,7 +242,7 @@ class ForcedTakeovers:
         """*peer*, which has joined, has been told what is subscribed to here."""
         for taken in self._pending.values():
             if peer.worker in taken.waiting:
-                self._tell(peer, taken)
+                peer.tell(_took(taken))
 
     def lost(self, peer: Peer) -> None:
         """*peer* is gone, and all that it sent has been taken. One of another node may join again."""
@@ -263,8 +261,9 @@ class ForcedTakeovers:
         """*worker*, of another node, has ended, or its node is dead. If it is a peer still, `lost()` follows."""
         if worker in self._away:
             self._away.discard(worker)
-            for taken in list(self._pending.values()):
-                self._has_let_go(taken, worker)
+            for taken in list(self._pending.values()):  # thousands, perhaps; what they have refused was abandoned
+                taken.waiting.discard(worker)
+                self._end_if_over(taken)
 
     def _end_hold(self, taken: ForcedTakeover, published: bool) -> None:
         will, taken.will = taken.will, None
@@ -317,3 +316,7 @@ class ForcedTakeovers:
         now = self._clock()
         for completion in completions:
             self._abandon(completion, now)
+
+
+def _took(taken: ForcedTakeover) -> bytes:
+    return wire.frame(wire.TOOK, TOOK.pack(taken.number, taken.former.incarnation))

@@ -265,7 +265,9 @@ class OutgoingSessions:
             self._finish(outgoing)
 
     def _stay(self, outgoing: OutgoingSession, then: Callable[[OutgoingSession], None]) -> None:
-        outgoing.exported.session.transfer_filter = None
+        session = outgoing.exported.session
+        if session.transfer_filter is outgoing.filter:  # or it was taken from here by force, and refuses all
+            session.transfer_filter = None
         self._transfer.cancel_export(outgoing.exported, self._clock(), partial(then, outgoing))
         self._release_kept(outgoing, False)
 

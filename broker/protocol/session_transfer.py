@@ -149,10 +149,15 @@ class SessionTransfer:
         """Keep the session here, without a connection, as the other worker has died; then call *then*.
 
         Not for a session that is being given to that worker (`SessionExport.giving`): whoever claims it finds it there.
-        If its client has begun another session on this worker meanwhile, this one ends.
+        If its client has begun another session on this worker meanwhile, this one ends. One that has ended, as it was
+        taken from here by force, is left as it is: it may have to stay in the routes (`DurableSessions.taken()`).
         """
-        export.undo()
         session = export.session
+        if session.ended:
+            self._forget(session)
+            then()
+            return
+        export.undo()
         missing = [each for each in export.subscriptions if each.key() not in session.subscriptions]
         self._subscribing.enrol(session, missing, partial(self._taken_back, export, now, then))
 

@@ -478,12 +478,13 @@ class Unheard:
             one.close()
 
 
-@pytest.mark.parametrize("how", ["given up", "unread"])
+@pytest.mark.parametrize("how", ["given up", "unread", "late"])
 def test_publishes_wait_for_a_session_that_was_taken_from_another_worker_unheard(
     durable: Callable[[int], Node], how: str
 ) -> None:
     """A worker takes a session from one that stands still, and a third one, which stands still as well, does not hear
-    that. When both go on it hears from the former owner that this has lost the session.
+    that. When both go on it hears from the former owner that this has lost the session. *late*: the former owner gives
+    the session away, as it was asked to, and learns that it has none before it is told that nobody waits for it.
     """
     node = durable(4)
     third, _, former, owner = node
@@ -505,10 +506,13 @@ def test_publishes_wait_for_a_session_that_was_taken_from_another_worker_unheard
     owner.advance(DISTANT_ANSWER + 0.3)
     assert [True] == [packet.session_present for packet in session.receive() if isinstance(packet, ConnAck)]
     third.stopped = former.stopped = False
+    owner.stopped = how == "late"
     publish(first, b"1")  # so that the former owner looks at Redis
     node.advance(0.2)
     assert former.session("me") is None
-    publish(later, b"2")
+    owner.stopped = False
+    node.advance(0.1)
+    assert 0 == publish(later, b"2")
     node.advance(0.1)
     if how == "given up":
         third.mesh._distant.lanes = lanes
