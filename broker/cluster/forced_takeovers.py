@@ -294,6 +294,7 @@ class ForcedTakeovers:
             let_go = partial(self._durable.when_left, partial(self._let_go_of_own, peer, number))
             self._durable.confirm(partial(self._durable.confirm, let_go))  # once more: until its will is stored
         else:
+            self._durable.abandon_refused()  # perhaps *former* has taken the session from here
             self._close_unconfirmed(former)
             self._let_go(peer, number)
 

@@ -89,6 +89,7 @@ class DurableSessions:
         # Sessions that were taken are numbered: it may be all that a worker has, and for each of them something waits.
         self._taken = 0  # the number of the last one
         self._leaving: set[int] = set()  # those that are in the routes still
+        self._refused = ForcedFilter()  # what these were offered
         self._in_order: deque[int] = deque()  # the same, with some that are not any more behind the first
         self._when_left: deque[tuple[int, Callable[[], None]]] = deque()  # what waits for all up to that number
         self._enrolling = 0  # sessions that were read, and whose subscriptions are not all registered
@@ -324,14 +325,14 @@ class DurableSessions:
             self._durable.taken(client)
             session = self._session(client_id_of(client))
             if session is not None:
-                forced, former = ForcedFilter(), session.transfer_filter
-                session.transfer_filter = ClosedFilter(forced)
+                former = session.transfer_filter
+                session.transfer_filter = ClosedFilter(self._refused)
                 if session.will is not None and session.will.delay:
                     self._sessions.set_will(session, None)  # that worker has it; another one is published now
                 self._lifecycle.evict(session, withdraw=False)
                 if isinstance(former, LeavingFilter):
                     self._abandon(former.take_refused())
-                self.when_heard(partial(self._leave_routes, self._leaves(), session, forced))
+                self.when_heard(partial(self._leave_routes, self._leaves(), session))
             elif self.cold.holds(client):
                 self.cold.taken(client, partial(self._has_left, self._leaves()))
 
@@ -352,12 +353,16 @@ class DurableSessions:
         self._in_order.append(self._taken)
         return self._taken
 
-    def _leave_routes(self, number: int, session: Session, forced: ForcedFilter) -> None:
-        self._subscribing.withdraw(session, partial(self._abandon_refused, number, forced))
+    def _leave_routes(self, number: int, session: Session) -> None:
+        self._subscribing.withdraw(session, partial(self._has_left_routes, number))
 
-    def _abandon_refused(self, number: int, forced: ForcedFilter) -> None:
-        self._abandon(forced.take_all_refused())
+    def _has_left_routes(self, number: int) -> None:
+        self.abandon_refused()
         self._has_left(number)
+
+    def abandon_refused(self) -> None:
+        """Have all come again that was refused for sessions which were taken: their publishers' connections end now."""
+        self._abandon(self._refused.take_all_refused())
 
     def _has_left(self, number: int, _: bool = True) -> None:
         self._leaving.discard(number)

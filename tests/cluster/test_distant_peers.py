@@ -574,6 +574,42 @@ def test_messages_keep_their_order_if_who_sends_them_did_not_hear_that_the_sessi
     assert 0 == owner.takeovers.pending()
 
 
+def test_messages_keep_their_order_if_a_session_is_taken_from_who_has_taken_it_from_their_worker(
+    durable: Callable[[int], Node],
+) -> None:
+    """Their worker refuses some until it has heard who has taken the session, and that one has died meanwhile."""
+    node = durable(4)
+    former, _, beside, owner = node
+    subscribed(lasting(former, "me"), "a")
+    publisher, other = former.connect("publisher", V5), former.connect("other", V5)
+    former.stopped = True
+    owner.mesh.restarted(former.identity)
+    session = owner.open(V5)
+    session.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    owner.advance(DISTANT_ANSWER + 0.3)
+    assert [True] == [packet.session_present for packet in session.receive() if isinstance(packet, ConnAck)]
+    owner.stopped, former.stopped = True, False
+    publish(other, b"0")  # so that the former owner looks at Redis
+    node.advance(0.1)
+    assert former.session("me") is None
+    publish(publisher, b"1")
+    node.advance(0.1)
+    assert not publisher.closed
+    session = beside.open(V5)
+    session.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    node.advance(DISTANT_ANSWER + 0.3)
+    assert [True] == [packet.session_present for packet in session.receive() if isinstance(packet, ConnAck)]
+    if not publisher.closed:
+        publish(publisher, b"2")
+    node.advance(0.1)
+    before = payloads(session)
+    publish(former.connect("publisher", V5), b"1", b"2")
+    node.advance(0.1)
+
+    assert ([], [b"1", b"2"]) == (before, payloads(session))
+    assert publisher.closed
+
+
 def test_a_session_that_was_taken_waits_for_no_worker_of_a_dead_node(durable: Callable[[int], Node]) -> None:
     """What is kept for each such session would be kept for ever."""
     node = durable(4)
