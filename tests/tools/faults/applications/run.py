@@ -288,7 +288,7 @@ class ApplicationRun(DurableRun):
         for client in self._lasting:
             client.hurry()
         super()._recover()
-        self._wait(lambda: not self._shared.missing(), SHARED_PATIENCE)
+        self._wait(self._shared.complete, SHARED_PATIENCE)
         self._turn(AGAIN)  # what comes twice has the time to come
         self._read_logs()
 

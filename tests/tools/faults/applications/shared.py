@@ -22,13 +22,13 @@ class Group:
     members: Sequence[str]
     once: bool = True  # no two members get the same message of QoS 2: what they get is of QoS 2
     began: int | None = None  # the place of the first SUBACK in the history
+    open: dict[Message, None] = field(default_factory=dict)  # what it is owed and has not got
     got: dict[Message, set[str]] = field(default_factory=lambda: defaultdict(set))  # who got each message
 
 
 class SharedJudge:
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self.groups: Final = dict(groups)
-        self.owed: dict[Message, tuple[str, int, int]] = {}  # topic, QoS, place of those that were acknowledged
         self.rolled_back = False
         self._sent: dict[Message, tuple[str, int, int]] = {}
         self._place = 0
@@ -48,10 +48,10 @@ class SharedJudge:
             case Sent() if not event.expiry:
                 self._sent.setdefault((event.client, event.number), (event.topic, event.qos, self._place))
             case Answered() if event.code < ERROR and (event.client, event.number) in self._sent:
-                message = (event.client, event.number)
-                self.owed[message] = self._sent[message]
+                self._acknowledged((event.client, event.number))
             case Received() if group is not None:
                 group.got[event.message].add(event.client)
+                group.open.pop(event.message, None)
             case Rollback():
                 self.rolled_back = True
 
@@ -59,13 +59,11 @@ class SharedJudge:
         """(group, message) of what was owed and has not come."""
         if self.rolled_back:
             return []
-        return [
-            (name, message)
-            for name, group in self.groups.items()
-            for message, (topic, _, place) in self.owed.items()
-            if group.began is not None and place > group.began and topic.startswith(group.start)
-            if message not in group.got
-        ]
+        return [(name, message) for name, group in self.groups.items() for message in group.open]
+
+    def complete(self) -> bool:
+        """Nothing is `missing()`; asked at each turn of a run, while there may be very much."""
+        return self.rolled_back or not any(group.open for group in self.groups.values())
 
     def doubled(self) -> list[tuple[str, Message, Iterable[str]]]:
         """(group, message, members) of what came to two members with QoS 2."""
@@ -82,3 +80,10 @@ class SharedJudge:
     def delivered(self) -> int:
         """Messages, once for each group that got it."""
         return sum(len(group.got) for group in self.groups.values())
+
+    def _acknowledged(self, message: Message) -> None:
+        topic, _, place = self._sent[message]
+        for group in self.groups.values():
+            if group.began is not None and place > group.began and topic.startswith(group.start):
+                if message not in group.got:
+                    group.open[message] = None

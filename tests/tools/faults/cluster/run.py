@@ -269,9 +269,9 @@ class ClusterRun(JudgedRun):
     def _recover(self) -> None:
         super()._recover()
         began, heard = self._loop.now, -1
-        while self._shared.missing() and heard != self._shared.delivered():
+        while not self._shared.complete() and heard != self._shared.delivered():
             heard = self._shared.delivered()
-            self._wait(lambda: not self._shared.missing(), SHARED_PATIENCE)
+            self._wait(self._shared.complete, SHARED_PATIENCE)
         self.outcome.figures["s for groups"] = self._loop.now - began
 
     def _logs(self) -> list[str]:
