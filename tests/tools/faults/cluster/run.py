@@ -39,6 +39,7 @@ REPLACED: Final = 6.0  # seconds that it takes at most until workers are replace
 WATCHED: Final = 20.0  # seconds that the old connection of a takeover is watched: longer than a lease
 LANES: Final = ((1, 0), (2, 20))  # QoS and receive maximum (0: the default) of each
 QOS_0: Final = 0.05  # seconds between two publishes at QoS 0
+QUEUE: Final = 1_000_000  # messages: none is dropped if the clients cannot keep up, as on a slow machine
 SHARED_PATIENCE: Final = 5.0  # seconds without a new message for a group, after which no more is expected
 DELAYED: Final = 2.0  # seconds that Redis is late for a node
 MOST: Final = 5  # violations of one kind that are told
@@ -93,7 +94,7 @@ class ClusterRun(JudgedRun):
         self._looked = 0.0  # at the nodes
         self._doubled_in_groups = 0
         self._server = Server(folder / "server", durability, {})
-        settings = {"store.durability": durability}
+        settings = {"store.durability": durability, "limits.queue": QUEUE}
         self._nodes = [
             ClusterNode(name, folder / name, workers, self._server.socket, settings, former)
             for name in (f"n{number + 1}" for number in range(count))
