@@ -295,8 +295,7 @@ class Mesh(LaneListener):
         return self._expected
 
     def complete(self) -> bool:
-        """Whether every peer and every listed worker of other nodes has told all that it had to tell, with stored
-        sessions also those to come, and this worker has all that it is to adopt."""
+        """All workers that are listed, or to come with stored sessions, have told all, and this one adopts none now."""
         return self._adopted() and self._all_have_told()
 
     def _all_have_told(self) -> bool:

@@ -47,13 +47,12 @@ DEATH_LONGEST: Final = 60.0  # seconds until everybody is back
 QUICK_SHARE: Final = 20
 
 
-class Movers:
-    """All clients of the drain (movers.c): at the first of two nodes, until the broker sends them to another."""
+class Clients:
+    """A process that prints a line when its clients are connected, begins with a line, and ends with its findings."""
 
-    def __init__(self, bench: Bench, nodes: list[BrokerProcess], pairs: int, rate: int) -> None:
-        command = [str(build_tool("movers", bench.folder, bench.tls)), "--pairs", str(pairs), "--rate", str(rate)]
-        command += ["--ports", ",".join(str(one.port) for one in nodes)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, *command: object) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(list(map(str, command)), stdin=pipe, stdout=pipe, text=True)
         assert self._process.stdout is not None and self._process.stdout.readline(), "the clients cannot connect"
 
     def begin(self) -> None:
@@ -65,9 +64,15 @@ class Movers:
         return cpu_seconds(self._process.pid)
 
     def end(self) -> dict[str, Any]:
-        """Publish no more; what became of all."""
+        """Publish no more; what was found."""
         found: dict[str, Any] = json.loads(self._process.communicate(timeout=LONGEST)[0])
         return found
+
+
+def _movers(bench: Bench, nodes: list[BrokerProcess], pairs: int, rate: int) -> Clients:
+    """All clients of the drain (movers.c): at the first of two nodes, until the broker sends them to another."""
+    tool = build_tool("movers", bench.folder, bench.tls)
+    return Clients(tool, "--pairs", pairs, "--rate", rate, "--ports", ",".join(str(one.port) for one in nodes))
 
 
 def measure(bench: Bench, clients: int, quick: bool) -> tuple[str, dict[str, Any]]:
@@ -122,37 +127,22 @@ def _nodes(bench: Bench, workers: int) -> Iterator[list[BrokerProcess]]:
         shutil.rmtree(folder)
 
 
-class Witnesses:
-    """Pairs at a node, with stored sessions or without, whose delays are measured from `begin()` on."""
-
-    def __init__(self, bench: Bench, weir: BrokerProcess, name: str, stored: bool) -> None:
-        command = [str(bench.mqload), "--pubs", str(WITNESSES), "--qos", "1", "--rate", str(EACH), "--live", "--v5"]
-        command += ["--prefix", f"{name}-{stored}", "--port", str(weir.port), "--maxsec", "300", "--count", "10000000"]
-        if stored:
-            command.append("--persistent")
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None and self._process.stdout.readline(), "the witnesses cannot connect"
-
-    def begin(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-
-    def end(self) -> float:
-        """The p99 in ms since `begin()`."""
-        found: dict[str, Any] = json.loads(self._process.communicate()[0])
-        return float(found["p99_us"]) / 1e3
+def _pairs(bench: Bench, weir: BrokerProcess, name: str, stored: bool) -> Clients:
+    """Pairs at a node, with stored sessions or without, whose delays are measured once they have begun."""
+    command = [bench.mqload, "--pubs", WITNESSES, "--qos", 1, "--rate", EACH, "--live", "--v5"]
+    command += ["--prefix", f"{name}-{stored}", "--port", weir.port, "--maxsec", 300, "--count", 10_000_000]
+    return Clients(*command, *(["--persistent"] if stored else []))
 
 
 @contextmanager
 def _witnesses(bench: Bench, weir: BrokerProcess, name: str) -> Iterator[list[float]]:
     """The p99 in ms at *weir* within this scope, without stored sessions and with."""
     p99: list[float] = []
-    both = [Witnesses(bench, weir, name, stored) for stored in (False, True)]
+    both = [_pairs(bench, weir, name, stored) for stored in (False, True)]
     for one in both:
         one.begin()
     yield p99
-    p99 += [one.end() for one in both]
+    p99 += [float(one.end()["p99_us"]) / 1e3 for one in both]
 
 
 def _processor_seconds() -> float:
@@ -164,7 +154,7 @@ def _processor_seconds() -> float:
 def _drain(bench: Bench, nodes: list[BrokerProcess], clients: int, rate: int) -> dict[str, Any]:
     first, second = nodes
     control = _control(first)
-    movers = Movers(bench, nodes, clients // 2, rate)
+    movers = _movers(bench, nodes, clients // 2, rate)
     movers.begin()
     with _witnesses(bench, second, "before") as before:
         time.sleep(BEFORE)
