@@ -46,9 +46,8 @@ SETTINGS: Final[dict[str, object]] = {
     "delivery.slow_consumer_timeout": 2,
 }
 CONCURRENT: Final = 600  # inputs on their way at once
-CONCURRENT_LAYERED: Final = (
-    150  # the same over TLS and WebSocket: the pair has to come in within the CONNECT's time, too
-)
+# The same over TLS and WebSocket: the pair has to come in within the CONNECT's time, too, on a slow machine as well.
+CONCURRENT_LAYERED: Final = 40
 LOOK_EVERY: Final = 0.5  # seconds
 # Seconds that this process may stand still. After more, the broker lawfully closes a client that is silent and ends the
 # session of one that is away: of these limits in SETTINGS the CONNECT's is the shortest.
