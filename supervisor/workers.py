@@ -1,7 +1,10 @@
 # The workers of a node: one per shard, what all of them share, and what the supervisor tells them of each other.
 #
 # The listening sockets of a shard belong to the supervisor: while a worker is replaced, new connections wait in their
-# backlog. During a longer pause the sockets are shut, so that clients are refused and may try another worker or node.
+# backlog. During a longer pause the sockets are shut until a worker serves, so that clients are refused and may try
+# another worker or node. They are shut as well when a worker does not serve soon, as it waits for what others know (a
+# node that has died tells nothing, and is waited for until it is settled), if another worker or node is there: the
+# kernel gives new connections to the sockets of the node that are left.
 import mmap
 import os
 import secrets
@@ -50,6 +53,7 @@ from supervisor.totals import Totals
 from supervisor.worker_process import LATE, WorkerProcess
 
 SHUT_AFTER: Final = 1.0  # seconds; during a longer pause the listening sockets of a shard are shut
+SERVES_SOON: Final = 5.0  # seconds; a replaced worker serves again within 2, also with a million sessions
 UNTIL_READY: Final = 35.0  # seconds; a worker that hangs while it starts is killed after 30
 
 SERVES: Final = DrainNode(False, False)
@@ -66,7 +70,26 @@ class Shard(Child[WorkerProcess]):
         self.listeners = listeners
         self._workers = workers
         self._shut = False
+        self._served_at: float | None = None  # when it was last seen to serve, or first looked at
         self._log = structlog.get_logger()
+
+    def open(self) -> None:
+        """Its worker serves now."""
+        if self._shut and not self.stopping.is_set():
+            self._shut = False
+            for transport, listener in self.listeners:
+                listener.listen(getattr(self._workers.config.listeners, transport).backlog)
+
+    def look(self) -> None:
+        """Clients may go elsewhere: shut the sockets if no worker serves for long.
+
+        When the node stops, its sockets are closed at once.
+        """
+        now = trio.current_time()
+        if self.serves() or self._served_at is None:
+            self._served_at = now
+        elif now > self._served_at + SERVES_SOON and not self.stopping.is_set():
+            self._shut_sockets()
 
     def serves(self) -> bool:
         return self.process is not None and self.process.state == SERVING
@@ -77,10 +100,6 @@ class Shard(Child[WorkerProcess]):
         return self._workers.new_process(self.number, self.ready.set)
 
     def start(self, process: WorkerProcess) -> None:
-        if self._shut:
-            self._shut = False
-            for transport, listener in self.listeners:
-                listener.listen(getattr(self._workers.config.listeners, transport).backlog)
         self._workers.start(process, self.listeners)
 
     def ended(self, process: WorkerProcess) -> None:
@@ -101,9 +120,7 @@ class Shard(Child[WorkerProcess]):
     def restarting(self, pause: float) -> None:
         self._log.info("worker_restarting", worker=self.number, pause_s=pause)
         if pause >= SHUT_AFTER:
-            self._shut = True
-            for _, listener in self.listeners:
-                shut(listener)
+            self._shut_sockets()
 
     def failure(self, process: WorkerProcess, why: str) -> str:
         last = process.sentence or process.last_output.rpartition("\n")[2] or process.how()
@@ -114,6 +131,12 @@ class Shard(Child[WorkerProcess]):
 
     def is_first_start(self) -> bool:
         return not self._workers.were_ready  # the start of the node needs all of them
+
+    def _shut_sockets(self) -> None:
+        if not self._shut:
+            self._shut = True
+            for _, listener in self.listeners:
+                shut(listener)
 
 
 class Workers:
@@ -262,6 +285,7 @@ class Workers:
                 if self._membership is not None:
                     self._membership.started(process.identity)
             case Ready():
+                self.shards[process.shard].open()
                 self._log.info("worker_ready", worker=process.shard, pid=process.pid)
                 self._assign_wills()
                 if not self.were_ready and self.all_serve():
@@ -276,8 +300,16 @@ class Workers:
                 if output:
                     self._log.warning("worker_stderr", worker=process.shard, text=output)
                 self._send_others(process)
+                self._look()
                 return
         self._changed()
+
+    def _look(self) -> None:
+        """Shut the sockets of shards that do not serve for long, if clients may find another worker or node."""
+        other_nodes = self._membership is not None and self._membership.others.workers
+        if other_nodes or any(shard.serves() for shard in self.shards):
+            for shard in self.shards:
+                shard.look()
 
     def _connect(self, new: WorkerProcess) -> tuple[list[PeerSockets], list[socket.socket]]:
         """Make two socket pairs, one per lane, between *new* and each running worker; the ends that *new* inherits."""

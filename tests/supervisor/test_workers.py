@@ -1,24 +1,40 @@
-# What the workers of a node are told of each other.
+# What the workers of a node are told of each other, and which of them clients get.
+import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 import structlog
+import trio
+from trio.testing import MockClock
 
-from broker.config.schema import Config
-from broker.control.frames import FromSupervisor, OtherWorkers, PublishWills, Ready, StatisticsReport, WillSettled
+from broker.config.schema import Config, Delivery, Listener
+from broker.control.frames import (
+    FromSupervisor,
+    OtherNodes,
+    OtherWorkers,
+    PublishWills,
+    Ready,
+    StatisticsReport,
+    WillSettled,
+)
 from broker.metrics.counters import Counters
 from broker.metrics.gauges import Gauges
 from broker.metrics.report import report
+from broker.net.listeners import listen_for_shards
 from broker.worker_id import WorkerId
 from supervisor.bans import NodeBans
 from supervisor.folder import NodeFolder
 from supervisor.limits import ClientLimits
 from supervisor.logfile import LogFile
+from supervisor.membership import Membership
 from supervisor.node_redis import NodeRedis
 from supervisor.worker_process import WorkerProcess
-from supervisor.workers import Workers
+from supervisor.workers import SERVES_SOON, Workers
+
+CLIENTS = 64
 
 
 class SilentProcess(WorkerProcess):
@@ -49,7 +65,16 @@ class SilentProcess(WorkerProcess):
 
 
 @pytest.fixture
-def workers(tmp_path: Path) -> Workers:
+def sockets() -> Iterator[list[socket.socket]]:
+    """A listening socket for each of two shards, at the same port."""
+    opened = listen_for_shards(Listener(host=("127.0.0.1",), port=0), Delivery(), 2)
+    yield [one for (one,) in opened]
+    for (one,) in opened:
+        one.close()
+
+
+@pytest.fixture
+def workers(tmp_path: Path, sockets: list[socket.socket]) -> Workers:
     """Two shards without processes."""
     config, folder, log = Config(), NodeFolder("weir", str(tmp_path)), structlog.get_logger()
     limits = ClientLimits(tmp_path / "limits", log, lambda change: None)
@@ -58,7 +83,7 @@ def workers(tmp_path: Path) -> Workers:
     return Workers(
         config,
         folder,
-        [[], []],
+        [[("tcp", one)] for one in sockets],
         LogFile(),
         redis,
         limits,
@@ -113,3 +138,170 @@ async def test_the_node_is_ready_when_all_workers_are(workers: Workers) -> None:
     one.mark_dead()
     assert (True, False) == (workers.were_ready, workers.all_serve())
     other.mark_dead()
+
+
+@pytest.fixture
+def come(sockets: list[socket.socket]) -> Iterator[Callable[[], None]]:
+    """So many clients connect that each of two sockets would get some of them. They stay until the end of the test."""
+    with contextlib.ExitStack() as stack:
+
+        def connect() -> None:
+            for _ in range(CLIENTS):
+                stack.enter_context(socket.create_connection(sockets[0].getsockname()))
+
+        yield connect
+
+
+def waiting(listener: socket.socket) -> int:
+    """Accept all connections that wait at *listener*; how many these are."""
+    count = 0
+    with contextlib.suppress(OSError):  # it is shut
+        while True:
+            listener.accept()[0].close()
+            count += 1
+    return count
+
+
+async def test_clients_wait_for_a_worker_that_is_replaced_soon(
+    workers: Workers, sockets: list[socket.socket], come: Callable[[], None], autojump_clock: MockClock
+) -> None:
+    """Clients would be refused each time a worker is replaced."""
+    one, other = SilentProcess(workers, 0), SilentProcess(workers, 1)
+    for process in (one, other):
+        process.receive(Ready(100))
+    for count in range(2):
+        await trio.sleep(60)
+        one.report(count)
+    other.mark_dead()
+    workers.ended(other)
+    come()
+    await trio.sleep(SERVES_SOON - 1)
+    one.report(2)
+    come()
+
+    counts = list(map(waiting, sockets))
+    assert 2 * CLIENTS == sum(counts)
+    assert all(counts)
+    one.mark_dead()
+
+
+async def test_clients_go_to_another_worker_while_one_does_not_serve_for_long(
+    workers: Workers, sockets: list[socket.socket], come: Callable[[], None], autojump_clock: MockClock
+) -> None:
+    """A worker may wait for what others know: half of the clients would have no answer until then."""
+    one, other = SilentProcess(workers, 0), SilentProcess(workers, 1)
+    for process in (one, other):
+        process.receive(Ready(100))
+    one.report(1)
+    other.mark_dead()
+    workers.ended(other)
+    following = SilentProcess(workers, 1)
+    await trio.sleep(SERVES_SOON + 1)
+    for count in (2, 3):
+        one.report(count)
+        come()
+    assert [2 * CLIENTS, 0] == list(map(waiting, sockets))
+
+    following.receive(Ready(100))
+    for count in (4, 5):
+        one.report(count)
+        come()
+        assert all(map(waiting, sockets))
+    for process in (one, following):
+        process.mark_dead()
+
+
+class Others:
+    """As of the membership in a cluster: one other node, with *workers*."""
+
+    def __init__(self, workers: list[WorkerId]) -> None:
+        self.others = OtherNodes(workers, [], 0, [])
+
+    def ended(self, worker: WorkerId) -> None:
+        pass
+
+
+@pytest.mark.parametrize("others", [None, Others([])])
+async def test_all_clients_wait_while_nobody_serves(
+    workers: Workers,
+    sockets: list[socket.socket],
+    come: Callable[[], None],
+    autojump_clock: MockClock,
+    others: Others | None,
+) -> None:
+    """The node would refuse everybody because its workers wait for another node."""
+    workers._membership = cast(Membership | None, others)
+    former = [SilentProcess(workers, 0), SilentProcess(workers, 1)]
+    for process in former:
+        process.receive(Ready(100))
+    for process in former:
+        process.mark_dead()
+        workers.ended(process)
+    following = [SilentProcess(workers, 0), SilentProcess(workers, 1)]
+    await trio.sleep(SERVES_SOON + 1)
+    for process in following:
+        process.report(0)
+
+    come()
+    assert all(map(waiting, sockets))
+    for process in following:
+        process.mark_dead()
+
+
+@pytest.mark.parametrize("first", [False, True])
+async def test_clients_are_refused_while_another_node_is_there_and_no_worker_serves_for_long(
+    workers: Workers, sockets: list[socket.socket], come: Callable[[], None], autojump_clock: MockClock, first: bool
+) -> None:
+    """They would have no answer for as long as the lease of a node that has died, also when this one starts."""
+    workers._membership = cast(Membership, Others([WorkerId("n2", 0, 7)]))
+    await trio.sleep(60)
+    one, other = SilentProcess(workers, 0), SilentProcess(workers, 1)
+    if not first:
+        for process in (one, other):
+            process.receive(Ready(100))
+        for process in (one, other):
+            process.mark_dead()
+            workers.ended(process)
+        one, other = SilentProcess(workers, 0), SilentProcess(workers, 1)
+    one.report(0)
+    await trio.sleep(SERVES_SOON - 1)
+    one.report(1)
+    come()
+    assert all(map(waiting, sockets))
+    await trio.sleep(2)
+    other.report(1)
+
+    with pytest.raises(ConnectionRefusedError):
+        come()
+    for process in (one, other):
+        process.receive(Ready(100))
+    come()
+    assert all(map(waiting, sockets))
+    for process in (one, other):
+        process.mark_dead()
+
+
+@pytest.mark.parametrize("long", [False, True])
+async def test_a_node_that_stops_has_closed_its_sockets(
+    workers: Workers, sockets: list[socket.socket], autojump_clock: MockClock, long: bool
+) -> None:
+    """The supervisor would fail as it stops, whether the sockets of a shard were shut before or not."""
+    one, other = SilentProcess(workers, 0), SilentProcess(workers, 1)
+    for process in (one, other):
+        process.receive(Ready(100))
+    other.mark_dead()
+    workers.ended(other)
+    following = SilentProcess(workers, 1)
+    await trio.sleep((SERVES_SOON + 1) * long)
+    one.report(1)
+    for shard, listener in zip(workers.shards, sockets, strict=True):
+        shard.stopping.set()
+        listener.close()
+    await trio.sleep(SERVES_SOON + 1)
+
+    one.report(2)
+    following.receive(Ready(100))
+
+    assert (True, True) == (workers.shards[0].serves(), workers.shards[1].serves())
+    for process in (one, following):
+        process.mark_dead()
