@@ -65,6 +65,7 @@ class Victim:
         self.start_took = time.monotonic() - began
         self.pids = self.workers()  # by shard, as of the last look
         self.seen = dict.fromkeys(self.pids, began)  # when each was first seen to serve
+        self.absent: set[int] = set()  # shards whose worker has died, and no other serves yet
         self._log_read = self.log.stat().st_size
 
     def _serves(self) -> bool:
@@ -86,8 +87,11 @@ class Victim:
             whole = log.read().rpartition(b"\n")[0]
         self._log_read += len(whole)
         for line in whole.splitlines():
-            if b'"worker_ready"' in line:
+            if b'"worker_died"' in line:
+                self.absent.add(json.loads(line)["worker"])
+            elif b'"worker_ready"' in line:
                 facts = json.loads(line)
+                self.absent.discard(facts["worker"])
                 self.pids[facts["worker"]] = facts["pid"]
                 self.seen[facts["pid"]] = time.monotonic()
 

@@ -85,7 +85,8 @@ class ClusterNode:
             self.victim.look()
 
     def well(self) -> bool:
-        return self.victim is not None and time.monotonic() >= self.harmed_until
+        """All its workers serve, as its log says; what harms it need not be in its log yet."""
+        return self.victim is not None and not self.victim.absent and time.monotonic() >= self.harmed_until
 
     def kill(self, absent: float) -> None:
         """SIGKILL for all its processes; it is started again after *absent* seconds."""
