@@ -42,6 +42,9 @@
 # worker may have it by the later one. O is tried twice: it may have written something for a session that it has lost,
 # which looks as if it had it.
 #
+# That worker may be N itself: it has adopted the session of a dead worker, and left it out as it was to come from a
+# third one, which could not give it. Then N reads it (`DurableStore.take()`); the other steps are the same.
+#
 # All publishes that O has not confirmed are meant, not those for the session alone: the filters of a session may be
 # thousands, and a worker that does not answer for seconds is killed by its supervisor, which has all of them published
 # again, too. They stay counted at the gates of O. So what comes again for other sessions of O waits there, and the next

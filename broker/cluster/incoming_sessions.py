@@ -175,8 +175,8 @@ class IncomingSessions:
             imported.take(chunk)
         except SessionImportError as error:
             self._failed(error)
-            incoming.stored = False
-            self._abandon(incoming, TakeoverResult(None, incoming.epoch))
+            stored, incoming.stored = incoming.stored, False  # if it is stored, it can be taken in the store
+            self._abandon(incoming, TakeoverResult(None, incoming.epoch, unanswered=stored))
             return
         if imported.session is not None and not incoming.subscribing:
             incoming.subscribing = True

@@ -67,7 +67,8 @@ class TakeoverResult:
         claim it carried out after the claim was abandoned, or a dead one: the owner before that may still have it.
 
         *unanswered*: a worker that may have it has died, or does not answer in time; or a durable one was gone from the
-        store when it was to be given. If the session is durable, it can be taken in the store from who has it there.
+        store when it was to be given, or came in chunks that cannot be read. If the session is durable, it can be taken
+        in the store from who has it there.
         """
         self.session = session
         self.epoch = epoch

@@ -202,6 +202,7 @@ class DurableSessions:
 
     def take(self, client_id: str, former: WorkerId, lives: bool, then: Taken) -> None:
         """Make the session of *client_id* one of this worker, if *former* has it, which has ended or does not answer.
+        *former* may be this worker: see `find()`.
 
         Then call *then* with it and its subscriptions: see `enrol()`. *former* learns it with its next transaction, if
         it *lives*: then it publishes the will, as its connection ends; see `hold_will()`.
@@ -247,7 +248,10 @@ class DurableSessions:
         self._sessions.end_hold(will, published, self._clock())
 
     def find(self, client_id: str, then: Callable[[WorkerId | None], None]) -> None:
-        """Call *then* with the other worker of any node that has the session of *client_id* stored, or None."""
+        """Call *then* with the worker of any node that has the session of *client_id* stored, or None.
+
+        It is this one if the session was adopted, and left out of memory as it was to come from another worker.
+        """
         self._durable.find(client_id.encode(), then, self._clock())
 
     def enrol(self, session: Session, subscriptions: list[Subscription], then: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ from broker.reasons import CloseReason
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.store import DurableStore
 from tests.cluster.across import names
-from tests.cluster.talk import lane, sessions, subscribed
+from tests.cluster.talk import lane, sessions, stored_at, subscribed
 from tests.cluster.test_durable_takeovers import (
     StartNode,
     arrive,
@@ -18,7 +18,6 @@ from tests.cluster.test_durable_takeovers import (
     messages,
     publish,
     publish_again,
-    stored_at,
     subscriber,
 )
 from tests.inprocess import Broker, Client

@@ -6,7 +6,7 @@ from itertools import cycle
 
 import pytest
 
-from broker.cluster.owner import Owner, read_owner
+from broker.cluster.owner import read_owner
 from broker.cluster.registry import UNCERTAIN_FOR
 from broker.mqtt.packets import (
     PUBACK,
@@ -24,9 +24,7 @@ from broker.mqtt.packets import (
     Will,
 )
 from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
-from broker.net.dialling import RedisHandler
 from broker.net.pauses import Pause
-from broker.net.stream import Stream
 from broker.reasons import CloseReason
 from broker.session.session import Session
 from broker.store.durable.places import READY
@@ -35,7 +33,15 @@ from broker.store.durable.record import SessionRecord
 from broker.store.durable.store import DurableStore
 from broker.store.redis.keys import Keys
 from tests.cluster.across import names
-from tests.cluster.talk import lane, sessions, subscribed
+from tests.cluster.talk import (
+    lane,
+    named_as_owner,
+    replies_of,
+    send_unreadable_chunk,
+    sessions,
+    stored_at,
+    subscribed,
+)
 from tests.innode import Node
 from tests.inprocess import Broker, Client
 from tests.redis_servers import RunningRedis
@@ -76,15 +82,6 @@ def publish(broker: Broker, *said: bytes, qos: int = 1, topic: bytes = b"a") -> 
 
 def messages(client: Client) -> list[tuple[bytes, int, bool]]:
     return [(each.payload, each.packet_id, each.dup) for each in client.receive() if isinstance(each, Publish)]
-
-
-def stored_at(redis: RunningRedis) -> list[str]:
-    """The kinds and owners of all keys of durable sessions."""
-    found = []
-    for key in redis.client(decode_responses=True).keys("weir:{*}:*:*:me"):
-        _, _, kind, incarnation, _ = str(key).split(":")
-        found.append(f"{kind} {int(incarnation, 16)}")
-    return sorted(found)
 
 
 def test_it_comes_with_what_waits(start_node: StartNode, redis: RunningRedis) -> None:
@@ -500,6 +497,28 @@ def test_a_session_that_is_taken_while_it_is_read_is_not_damaged(start_node: Sta
     assert ["queue 2", "session 2"] == stored_at(redis)
 
 
+def test_a_session_that_comes_in_chunks_that_cannot_be_read_is_taken_in_the_store(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """Its client would begin another one, although all of it is stored."""
+    node = start_node(3)
+    giver, taker, third = node
+    subscriber(giver).drop()
+    publish(third, b"1")
+    third.stopped = True  # the move cannot be completed without it
+    client = coming(taker)
+    assert [] == client.receive()
+    send_unreadable_chunk(node, giver, taker)
+    third.stopped = False
+    node.advance(1)
+    publish(third, b"2")
+
+    assert [True] == presence(client)
+    assert [b"1", b"2"] == first_of_each(client)
+    assert [1] == sessions(node)
+    assert ["queue 2", "session 2"] == stored_at(redis)
+
+
 def test_a_damaged_session_is_not_moved(start_node: StartNode, redis: RunningRedis) -> None:
     """Its client would wait for ever, or what is left of it be mixed with the next one."""
     node = start_node(2)
@@ -576,18 +595,6 @@ def test_a_session_is_taken_from_the_worker_that_has_adopted_it_and_does_not_ans
     assert [(b"2", 2, False)] == messages(client)
     assert [1] == sessions(node)
     assert ["queue 2", "session 2"] == stored_at(redis)
-
-
-def named_as_owner(redis: RunningRedis, broker: Broker, later: int = 0) -> Owner:
-    """Redis names *broker* as the owner of the session, by a claim whose answer is lost: *later* than the last one."""
-    key = Keys("weir").owner(b"me")
-    text = redis.client().get(key)
-    assert isinstance(text, bytes)
-    former = read_owner(text)
-    assert former is not None
-    owner = Owner(former.epoch + later, broker.identity, former.user)
-    redis.client().set(key, owner.text())
-    return owner
 
 
 def test_a_session_is_taken_from_a_dead_worker_although_redis_names_another_one(
@@ -868,17 +875,6 @@ def test_a_session_that_a_later_claim_takes_before_the_earlier_one_is_answered_i
     assert [True] == presence(second)
     assert [b"1"] == first_of_each(second)
     assert ["queue 3", "session 3"] == stored_at(redis)
-
-
-def replies_of(broker: Broker) -> Stream:
-    """What comes from Redis to the part of *broker* that stores sessions."""
-    store = broker.worker.links.durable_store
-    assert store is not None
-    for stream in broker.reactor.table:
-        handler = None if stream is None else stream.handler
-        if stream is not None and isinstance(handler, RedisHandler) and handler._connection is store._commands:
-            return stream
-    raise AssertionError("it has no connection")
 
 
 def test_a_session_that_two_workers_ask_for_while_it_is_read_stays_one(

@@ -6,12 +6,13 @@ import pytest
 
 from broker.mqtt.packets import PUBACK, V5, V311, Ack, ConnAck, Connect, Publish, SubAck, Subscribe, Wanted, Will
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
+from broker.net.pauses import Pause
 from broker.protocol.durable_sessions import DurableSessions
 from broker.store.durable.store import DurableStore
 from broker.store.redis.connection import READY
 from broker.store.redis.keys import Keys
 from broker.worker_id import WorkerId
-from tests.cluster.talk import payloads, subscribed
+from tests.cluster.talk import named_as_owner, payloads, replies_of, send_unreadable_chunk, stored_at, subscribed
 from tests.innode import Node
 from tests.inprocess import Broker, Client
 from tests.redis_servers import RunningRedis
@@ -511,6 +512,55 @@ def test_a_session_that_a_dead_node_was_giving_is_not_adopted_as_well(
     assert client.connack.session_present
     assert [b"before", b"after"] == payloads(client)
     assert not durable_of(settler).cold.has("me")
+    client.drop()
+    node.advance(1)
+    again = come_back(third, "me")  # which reads what is stored
+    assert again.connack.session_present
+    assert [b"before", b"after"] == payloads(again)
+
+
+@pytest.mark.parametrize("names", [("weir", "other", "third", "fourth")])
+@pytest.mark.parametrize("named", [2, 3])
+def test_a_session_that_was_adopted_while_it_came_from_another_worker_is_found_if_it_does_not_come(
+    nodes: Callable[..., Node], redis: RunningRedis, named: int
+) -> None:
+    """It would have the keys of a worker that does not know it, and its client would begin another one beside it.
+
+    Redis names the worker that it comes from, or one that has nothing.
+    """
+    node = nodes(4, None, redis, durable=True)
+    settler, dead, third, _ = node
+    subscriber(third, "me", b"a").drop()
+    assert is_answered(publish(settler, b"a", b"before"))
+    third.stopped = True
+    come_back(dead, "me").drop()  # which takes it from a worker that learns nothing of that
+    dead.mesh.restarted(third.identity)
+    node.settle()
+    named_as_owner(redis, node[named], 1)
+    node.kill(dead)
+    third.answered = False
+    third.reactor.pause(replies_of(third), Pause.FANOUT)
+    third.stopped = False
+    client = settler.open()
+    client.send(Connect(V311, "me", False, 0))
+    node.settle()
+    assert 1 == settler.takeovers.pending()
+    settle(settler, [dead])
+    until(settler, lambda: ["queue 1", "session 1"] == stored_at(redis))
+    for each in node:
+        each.mesh.expect_distant(0)
+    assert 1 == settler.takeovers.pending() and not durable_of(settler).cold.has("me")
+    send_unreadable_chunk(node, third, settler)
+    client = welcomed(settler, client)
+    third.reactor.resume(replies_of(third), Pause.FANOUT)
+    third.answered = True
+    node.advance(1)
+    publish(settler, b"a", b"after")
+    node.advance(1)
+
+    assert client.connack.session_present
+    assert [b"before", b"after"] == payloads(client)
+    assert [settler] == [each for each in node if each.session("me")]
     client.drop()
     node.advance(1)
     again = come_back(third, "me")  # which reads what is stored

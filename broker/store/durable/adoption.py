@@ -29,7 +29,9 @@
 #
 # A worker that serves adopts what a worker of another node has left, too, once that is one of its former owners
 # (inheritance.py): `settle()`. It reads as at the start, and puts off what is done at a pace. Sessions come and go
-# meanwhile: what is here, or about to be, is left out.
+# meanwhile: what is here, or about to be, is left out. A session that does not come after all may have the keys of this
+# worker by then, and is in nobody's memory: the claim that it was to come for takes it from there
+# (cluster/forced_takeovers.py).
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 

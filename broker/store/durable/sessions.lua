@@ -21,9 +21,9 @@
 --          -> as read, of that session; an error if the new owner has ended (giving.lua). A call may be repeated, if its
 --             answer was lost: then the session is that of the new worker, and what is under the keys of the former one
 --             was written by that worker since
---   find   which worker of any node has a session, beside the one that asks
---          KEYS the nodes; ARGV op, client id, incarnation and node of the worker that asks, how the keys begin of the
---          workers of a node, of indexes, and of records
+--   find   which worker of any node has a session; it may be the one that asks
+--          KEYS the nodes; ARGV op, client id, node of the worker that asks, how the keys begin of the workers of a
+--          node, of indexes, and of records
 --          -> {incarnation, shard, node}; nothing: none has it
 --   read   ARGV op, keys, client ids
 --          -> for each {record as of HGETALL, first pack, last pack, number of packs, released}
@@ -167,13 +167,13 @@ end
 
 if op == 'find' then
   local client, nodes = ARGV[2], redis.call('HKEYS', KEYS[1])
-  table.insert(nodes, 1, ARGV[4]) -- which may not be among them yet
+  table.insert(nodes, 1, ARGV[3]) -- which may not be among them yet
   for n, node in ipairs(nodes) do
-    local workers = (n == 1 or node ~= ARGV[4]) and redis.call('HGETALL', ARGV[5] .. node) or {}
+    local workers = (n == 1 or node ~= ARGV[3]) and redis.call('HGETALL', ARGV[4] .. node) or {}
     for i = 1, #workers, 2 do
       local worker = workers[i]
       -- an index may name a session whose record is gone: `take` would not take it, whoever else has it
-      if worker ~= ARGV[3] and has(ARGV[6] .. worker, client) and exists(ARGV[7] .. worker .. ':' .. client) then
+      if has(ARGV[5] .. worker, client) and exists(ARGV[6] .. worker .. ':' .. client) then
         return { worker, workers[i + 1], node }
       end
     end

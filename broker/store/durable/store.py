@@ -269,11 +269,12 @@ class DurableStore(OnReady):
     def take(self, client: bytes, former: bytes, state: bytes, then: Taken, now: float) -> None:
         """Read the session of *client*, which is expected, and call *then*.
 
-        *former*: the incarnation of the worker that has it and has ended; b"": a worker that lives has given it to this
-        one, with *state*.
+        *former*: the incarnation of the worker that has it and has ended, or of this one; b"": a worker that lives has
+        given it to this one, with *state*.
         """
         ours = self._slices[zlib.crc32(client) % SLICES]
         record = self._expected.pop(client)
+        former = b"" if former == self._me else former
         words: list[str | bytes | int] = ["read", ours.records, ours.queues, ours.released, client]
         command = self._script.call([], words)
         if former:
@@ -290,9 +291,9 @@ class DurableStore(OnReady):
             take.arrived([read], now)
 
     def find(self, client: bytes, then: Callable[[WorkerId | None], None], now: float) -> None:
-        """Call *then* with the other worker of any node that has the session of *client* stored, if there is one."""
-        keys, worker, slice = self._keys, self._worker, self._keys.slice_of(client)
-        words: list[str | bytes | int] = ["find", client, worker.incarnation_text, worker.node]
+        """Call *then* with the worker of any node that has the session of *client* stored, maybe this one, or None."""
+        keys, slice = self._keys, self._keys.slice_of(client)
+        words: list[str | bytes | int] = ["find", client, self._worker.node]
         words += [keys.durable_owners(""), keys.indexes(slice), keys.records(slice)]
         _Find(self, self._script.call([keys.nodes], words), then).send(now)
 
