@@ -254,7 +254,8 @@ class ColdSessions(ColdReceiver):
         """The read of a session was answered."""
         client = warming.client
         if outcome == MISSING:
-            self.when_heard(partial(self._is_elsewhere, warming))
+            # What was taken from here is known before its client has a session here again, which it would end.
+            self._durable.commit.confirm(partial(self.when_heard, partial(self._is_elsewhere, warming)))
             return
         del self._warming[client]
         if outcome != FOUND or adopted is None:

@@ -610,6 +610,51 @@ def test_messages_keep_their_order_if_a_session_is_taken_from_who_has_taken_it_f
     assert publisher.closed
 
 
+def taken_by_force(former: Broker, owner: Broker, *silent: Broker) -> Client:
+    """The client of the session "me" of *former* is at *owner*, as *former* stands still. So do *silent* workers, which
+    *owner* has given up as well.
+    """
+    for each in (former, *silent):
+        each.stopped = True
+        owner.mesh.restarted(each.identity)
+    return came_back(owner, DISTANT_ANSWER + 0.3)
+
+
+def came_back(broker: Broker, seconds: float) -> Client:
+    """The client of the session "me", which is at another worker, has come to *broker*, and waits for so long."""
+    client = broker.open(V5)
+    client.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    broker.advance(seconds)
+    answers = client.receive()
+    assert [True] == [packet.session_present for packet in answers if isinstance(packet, ConnAck)]
+    client.inbox = [packet for packet in answers if not isinstance(packet, ConnAck)]
+    return client
+
+
+def test_a_session_that_was_taken_while_it_was_cold_and_is_back_stays(durable: Callable[[int], Node]) -> None:
+    """The worker that has it again would learn later that it was taken once, and end it: it would be lost."""
+    node = durable(2)
+    former, owner = node
+    client = lasting(former, "me")
+    subscribed(client, "a")
+    client.drop()
+    node.advance(20)
+    assert former.worker.protocol.cold is not None and 1 == former.worker.protocol.cold.count()
+    taken_by_force(former, owner).drop()
+    owner.advance(0.5)
+    node.kill(owner)  # so nobody tells the former owner
+    follower = node.start(1, adopts=False)
+    follower.stopped = former.stopped = False
+    node.advance(0.5)
+    session = came_back(former, 1.0)
+    publisher = follower.connect("publisher", V5)
+    acknowledged = publish(publisher, b"1")
+    node.advance(0.1)
+    acknowledged += len([packet for packet in publisher.receive() if isinstance(packet, Ack)])
+
+    assert (1, [b"1"], False) == (acknowledged, payloads(session), session.closed)
+
+
 def test_a_session_that_was_taken_waits_for_no_worker_of_a_dead_node(durable: Callable[[int], Node]) -> None:
     """What is kept for each such session would be kept for ever."""
     node = durable(4)
