@@ -209,6 +209,7 @@ class ForcedTakeovers:
         self._pending[taken.number] = taken
         self._end_stand_in(taken)
         former = taken.former
+        self._durable.abandon_refused()  # perhaps *former* has taken the session from here
         self._close_unconfirmed(former.incarnation)
         self._has_let_go(taken, self._worker)
         present = {peer.worker for peer in self._peers.all}

@@ -631,6 +631,38 @@ def came_back(broker: Broker, seconds: float) -> Client:
     return client
 
 
+def refuses(former: Broker, publisher: Client) -> None:
+    """*former* learns of Redis that it has lost the session, and refuses what *publisher* says until all are heard."""
+    publish(former.connect("other", V5), b"0")
+    former.advance(0.1)
+    assert former.session("me") is None
+    publish(publisher, b"1")
+    former.advance(0.1)
+    assert not publisher.closed
+
+
+def test_messages_keep_their_order_if_a_session_is_taken_back_by_force(durable: Callable[[int], Node]) -> None:
+    """The worker that has it again has refused the first of the messages, as it did not know where the session is."""
+    node = durable(2)
+    former, owner = node
+    subscribed(lasting(former, "me"), "a")
+    publisher = former.connect("publisher", V5)
+    taken_by_force(former, owner)
+    owner.stopped, former.stopped = True, False
+    refuses(former, publisher)
+    session = came_back(former, 1.5)
+    publish(publisher, b"2")
+    before = payloads(session)
+    owner.stopped = False
+    node.advance(0.5)
+    publish(former.connect("publisher", V5), b"1", b"2")
+    node.advance(0.1)
+
+    assert ([], [b"1", b"2"]) == (before, payloads(session))
+    publisher.receive()
+    assert publisher.closed
+
+
 def test_a_session_that_was_taken_while_it_was_cold_and_is_back_stays(durable: Callable[[int], Node]) -> None:
     """The worker that has it again would learn later that it was taken once, and end it: it would be lost."""
     node = durable(2)
