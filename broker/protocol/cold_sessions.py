@@ -146,6 +146,8 @@ class ColdSessions(ColdReceiver):
         self._walked = 0  # reads under way for messages
         self._warming: dict[bytes, Warming] = {}
         self._waiting: dict[bytes, Warming] = {}  # of them, those that are read when their keys have new names
+        self._missing: set[bytes] = set()  # clients of those that were not found, and may be elsewhere
+        self._refused: dict[ColdMessage, None] = {}  # what came for these since `abandon_missing()`
         self._connecting: deque[tuple[float, Warming]] = deque()  # those with `connects`, and when these are refused
         self._resting: dict[Session, float] = {}  # sessions without clients, and since when they rest
         self._hot: dict[Session, None] = {}  # see `Warming.hot`
@@ -254,6 +256,8 @@ class ColdSessions(ColdReceiver):
         """The read of a session was answered."""
         client = warming.client
         if outcome == MISSING:
+            self._missing.add(client)
+            self._refused.update(dict.fromkeys(self._owed(warming)))
             # What was taken from here is known before its client has a session here again, which it would end.
             self._durable.commit.confirm(partial(self.when_heard, partial(self._is_elsewhere, warming)))
             return
@@ -282,7 +286,16 @@ class ColdSessions(ColdReceiver):
     def _is_elsewhere(self, warming: Warming) -> None:
         """The session was not found, and this worker has heard all that may have taken it."""
         del self._warming[warming.client]
+        self._missing.discard(warming.client)
         self._give_up(warming, self._clock(), False)
+        if not self._missing:
+            self._refused = {}
+
+    def abandon_missing(self, now: float) -> None:
+        """Have come again what came so far for sessions that were not found: its publishers' connections end now."""
+        refused, self._refused = self._refused, {}
+        for held in refused:
+            self._abandon(held.completion, now)
 
     def _owed(self, warming: Warming) -> list[ColdMessage]:
         """The messages that are for the session, in the order of their publishes."""
@@ -352,6 +365,8 @@ class ColdSessions(ColdReceiver):
                     self._walked += 1
                 warming.messages.append(held)
                 held.open += 1
+                if client in self._missing:
+                    self._refused[held] = None
 
     def _finish(self, warming: Warming, owed: list[ColdMessage], now: float) -> None:
         """The session of *warming* is done with the messages that it was *owed*."""

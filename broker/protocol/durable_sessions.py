@@ -367,6 +367,7 @@ class DurableSessions:
     def abandon_refused(self) -> None:
         """Have all come again that was refused for sessions which were taken: their publishers' connections end now."""
         self._abandon(self._refused.take_all_refused())
+        self.cold.abandon_missing(self._clock())
 
     def _has_left(self, number: int, _: bool = True) -> None:
         self._leaving.discard(number)
