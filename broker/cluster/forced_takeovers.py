@@ -31,7 +31,8 @@
 #
 # A worker of another node that is no peer of N when this happens, as its lanes have failed, hears TOOK once it has
 # joined again: until then N refuses what it sends, or what it publishes next would come before what O refuses. N waits
-# for it until its node has no lease any more, or says that it has ended.
+# for it until it has ended, or its node is dead and settled: before that, a node that was stopped may have its lease
+# again, and its workers go on.
 #
 # A will without a delay is due as the connection at O ends. While O lives nobody else can tell whether it has published
 # it, or its client has withdrawn it. So N keeps it until O has let go, and publishes it if O dies before.
@@ -120,6 +121,8 @@ class ForcedTakeovers:
         self._number = int(clock() * 1e6)  # differs from the numbers of the process that had this shard before
         self._pending: dict[int, ForcedTakeover] = {}
         self._away: set[WorkerId] = set()  # workers of other nodes that were peers, and will be again if they live
+        self._unsettled: set[WorkerId] = set()  # of them, those that are not listed while dead nodes are not settled
+        self._expected = 0  # workers of other nodes that are to come or to be settled
 
     def pending(self) -> int:
         """Sessions that were taken, and that not every worker has let go of."""
@@ -238,6 +241,7 @@ class ForcedTakeovers:
     def joined(self, peer: Peer) -> None:
         """*peer* has sent nothing to a former owner that is to come again, if it is new."""
         self._away.discard(peer.worker)
+        self._unsettled.discard(peer.worker)
         for taken in self._pending.values():
             if peer.worker not in taken.waiting:
                 taken.filter.mark(peer.worker)
@@ -250,9 +254,12 @@ class ForcedTakeovers:
 
     def lost(self, peer: Peer) -> None:
         """*peer* is gone, and all that it sent has been taken. One of another node may join again."""
-        comes_back = peer.distant and not self._peers.has_left(peer.worker)
+        left = self._peers.has_left(peer.worker)
+        comes_back = peer.distant and (not left or self._expected > 0)
         if comes_back and self._peers.find(peer.worker) is None:  # or it has joined again already
             self._away.add(peer.worker)
+            if left:
+                self._unsettled.add(peer.worker)
         for taken in list(self._pending.values()):
             if peer.worker == taken.former:
                 self._end_hold(taken, False)
@@ -264,10 +271,24 @@ class ForcedTakeovers:
     def left(self, worker: WorkerId) -> None:
         """*worker*, of another node, has ended, or its node is dead. If it is a peer still, `lost()` follows."""
         if worker in self._away:
-            self._away.discard(worker)
-            for taken in list(self._pending.values()):  # thousands, perhaps; what they have refused was abandoned
-                taken.waiting.discard(worker)
-                self._end_if_over(taken)
+            self._unsettled.add(worker)
+            if not self._expected:
+                self._forget_unsettled()
+
+    def expect(self, workers: int) -> None:
+        """So many workers of other nodes are to come, or their nodes are dead and not settled."""
+        self._expected = workers
+        if not workers and self._unsettled:
+            self._forget_unsettled()
+
+    def _forget_unsettled(self) -> None:
+        """Workers that are not listed again do not come back."""
+        gone = {worker for worker in self._unsettled if self._peers.has_left(worker)}
+        self._unsettled = set()
+        self._away -= gone
+        for taken in list(self._pending.values()):  # thousands, perhaps; what they have refused was abandoned
+            taken.waiting -= gone
+            self._end_if_over(taken)
 
     def _end_hold(self, taken: ForcedTakeover, published: bool) -> None:
         will, taken.will = taken.will, None

@@ -186,9 +186,9 @@ class Mesh(LaneListener):
 
     def expect_distant(self, workers: int) -> None:
         """So many workers of other nodes may have durable sessions and cannot be joined: they have not begun yet, or
-        have died with their node and nobody has settled it. Nothing is complete before all can be or are settled.
-        """
+        have died with their node and nobody has settled it. Nothing is complete before all can be or are settled."""
         self._expected = 0 if self._distant.lanes is None else workers
+        self._takeovers.expect(self._expected)
         self._check_complete()
 
     def adopted_elsewhere(self, worker: WorkerId) -> None:

@@ -69,6 +69,9 @@ class Takeovers:
     def left(self, worker: WorkerId) -> None:
         """*worker*, of another node, has ended, or its node is dead."""
 
+    def expect(self, workers: int) -> None:
+        """So many workers of other nodes are to come, or their nodes are dead and not settled."""
+
     def lost(self, peer: Peer) -> None:
         """*peer* is gone, and all that it sent has been taken."""
 
@@ -198,6 +201,10 @@ class RegisteredTakeovers(Takeovers):
     def left(self, worker: WorkerId) -> None:
         if self._forced is not None:
             self._forced.left(worker)
+
+    def expect(self, workers: int) -> None:
+        if self._forced is not None:
+            self._forced.expect(workers)
 
     def lost(self, peer: Peer) -> None:
         self._incoming.lost(peer)

@@ -669,6 +669,44 @@ def test_messages_keep_their_order_if_a_session_is_taken_back_by_force(durable: 
     assert publisher.closed
 
 
+def test_messages_keep_their_order_if_a_node_has_its_lease_again_before_it_is_settled(
+    durable: Callable[[int], Node],
+) -> None:
+    """Its workers go on, and do not know yet that a session was taken from one of them."""
+    node = durable(4)
+    third, beside, former, owner = node
+    subscribed(lasting(former, "me"), "a")
+    session = taken_by_force(former, owner, third)
+    for each in (owner, beside):
+        each.mesh.expect_distant(2)
+        for silent in (third, former):
+            each.mesh.leave(silent.identity)
+    owner.advance(0.1)
+    owner.stopped = beside.stopped = True  # the former owner does not hear them, and refuses all
+    third.stopped = former.stopped = False
+    publisher = third.connect("publisher", V5)
+    refuses(former, publisher)
+    owner.stopped = False
+    for silent in (third, former):
+        owner.mesh.join_distant(silent.identity)
+    owner.mesh.expect_distant(0)
+    node.advance(0.3)
+    publish(publisher, b"2")
+    before = payloads(session)
+    beside.stopped = False
+    for silent in (third, former):
+        beside.mesh.join_distant(silent.identity)
+    beside.mesh.expect_distant(0)
+    node.advance(0.5)
+    publish(third.connect("publisher", V5), b"1", b"2")
+    node.advance(0.1)
+
+    assert ([], [b"1", b"2"]) == (before, payloads(session))
+    publisher.receive()
+    assert publisher.closed
+    assert 0 == owner.takeovers.pending()
+
+
 def test_a_session_that_was_taken_while_it_was_cold_and_is_back_stays(durable: Callable[[int], Node]) -> None:
     """The worker that has it again would learn later that it was taken once, and end it: it would be lost."""
     node = durable(2)
