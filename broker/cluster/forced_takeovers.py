@@ -34,6 +34,10 @@
 # for it until it has ended, or its node is dead and settled: before that, a node that was stopped may have its lease
 # again, and its workers go on.
 #
+# O may have taken the session by force itself, from a worker P that goes on refusing what is published for it, as not
+# every worker has let go for O. Redis tells N so (store/durable/forced_owners.py), and N has P named by TOOK as well.
+# While not all have let go for O, it does not give the session to anybody who asks: N takes it by force, too.
+#
 # A will without a delay is due as the connection at O ends. While O lives nobody else can tell whether it has published
 # it, or its client has withdrawn it. So N keeps it until O has let go, and publishes it if O dies before.
 #
@@ -65,6 +69,7 @@ from broker.protocol.pending_wills import PendingWill
 from broker.session.origin import ForcedFilter
 from broker.session.session import Session
 from broker.session.subscription import Subscription
+from broker.store.durable.forced_owners import ForcedOwners, Formers
 from broker.worker_id import WorkerId
 
 
@@ -94,6 +99,7 @@ class ForcedTakeover:
         self.stand_in: Session | None = None  # until it is
         self.former = former
         self.again = again
+        self.formers: list[int] = []  # incarnations of workers from which *former* has taken sessions by force
         self.filter = ForcedFilter()
         self.then = then
         self.known = False  # `then` was called
@@ -108,10 +114,12 @@ class ForcedTakeovers:
         peers: Peers,
         announcements: Announcements,
         durable: DurableSessions,
+        owners: ForcedOwners,
         clock: Callable[[], float],
         abandon: Callable[[Completion, float], None],
     ) -> None:
         """*abandon* is called with publishes that a receiver may have lost."""
+        self._owners = owners
         self._worker = worker
         self._peers = peers
         self._announcements = announcements
@@ -123,6 +131,7 @@ class ForcedTakeovers:
         self._away: set[WorkerId] = set()  # workers of other nodes that were peers, and will be again if they live
         self._unsettled: set[WorkerId] = set()  # of them, those that are not listed while dead nodes are not settled
         self._expected = 0  # workers of other nodes that are to come or to be settled
+        self._named: set[Peer] = set()  # the next session that they take may have been taken from this worker before
 
     def pending(self) -> int:
         """Sessions that were taken, and that not every worker has let go of."""
@@ -144,6 +153,25 @@ class ForcedTakeovers:
         stood_in = partial(self._stood_in, taken, claim)
         self._durable.stand_in_for(taken.client_id, taken.former, taken.filter, stood_in)
 
+    def _stood_in(self, taken: ForcedTakeover, claim: TakingClaim, stand_in: Session | None) -> None:
+        taken.stand_in = stand_in
+        self._owners.find(taken.former.incarnation_text.encode(), partial(self._found_formers, taken, claim))
+
+    def _found_formers(self, taken: ForcedTakeover, claim: TakingClaim, formers: Formers) -> None:
+        former = taken.former
+        formers.pop(former.incarnation, None)
+        taken.formers = list(formers)
+        self._owners.note(former.incarnation_text.encode(), formers, partial(self._noted, taken, claim))
+
+    def _noted(self, taken: ForcedTakeover, claim: TakingClaim) -> None:
+        former = taken.former
+        lives = self._peers.find(former) is not None
+        take = partial(self._durable.take, taken.client_id, former, lives, partial(self._read, taken, claim))
+        if taken.stand_in is None:
+            take()
+        else:
+            self._announcements.when_known(former, take)
+
     def _found_owner(
         self,
         client_id: str,
@@ -164,21 +192,13 @@ class ForcedTakeovers:
         taken = self._begin(session.client_id, former, False, then)
         taken.session = session
         session.transfer_filter = taken.filter
+        self._owners.note(former.incarnation_text.encode(), {}, _nothing)
         self._durable.drop_early(session)
         self._subscribed(taken)
 
     def _begin(self, client_id: str, former: WorkerId, again: bool, then: Callable[[], None]) -> ForcedTakeover:
         self._number += 1
         return ForcedTakeover(self._number, client_id, former, again, then)
-
-    def _stood_in(self, taken: ForcedTakeover, claim: TakingClaim, stand_in: Session | None) -> None:
-        taken.stand_in = stand_in
-        lives = self._peers.find(taken.former) is not None
-        take = partial(self._durable.take, taken.client_id, taken.former, lives, partial(self._read, taken, claim))
-        if stand_in is None:
-            take()
-        else:
-            self._announcements.when_known(taken.former, take)
 
     def _read(
         self,
@@ -213,7 +233,8 @@ class ForcedTakeovers:
         self._end_stand_in(taken)
         former = taken.former
         self._durable.abandon_refused()  # perhaps *former* has taken the session from here
-        self._close_unconfirmed(former.incarnation)
+        for each in (former.incarnation, *taken.formers):
+            self._close_unconfirmed(each)
         self._has_let_go(taken, self._worker)
         present = {peer.worker for peer in self._peers.all}
         taken.waiting = present | self._away
@@ -254,6 +275,7 @@ class ForcedTakeovers:
 
     def lost(self, peer: Peer) -> None:
         """*peer* is gone, and all that it sent has been taken. One of another node may join again."""
+        self._named.discard(peer)
         left = self._peers.has_left(peer.worker)
         comes_back = peer.distant and (not left or self._expected > 0)
         if comes_back and self._peers.find(peer.worker) is None:  # or it has joined again already
@@ -314,13 +336,27 @@ class ForcedTakeovers:
     # At the other workers.
 
     def took(self, peer: Peer, number: int, former: int) -> None:
-        """*peer* has taken a session from the worker with the incarnation *former*."""
-        if former == self._worker.incarnation:
+        """*peer* has taken a session from the worker with the incarnation *former*.
+
+        With the *number* 0 *former* is one of those from which the worker in the next frame may have taken it.
+        """
+        if former != self._worker.incarnation:
+            let_go = partial(self._let_go_of_others, peer, number, former)
+            if number and peer in self._named:
+                self._named.discard(peer)
+                self._durable.confirm(let_go)
+            else:
+                let_go()
+        elif number:
             let_go = partial(self._durable.when_left, partial(self._let_go_of_own, peer, number))
             self._durable.confirm(partial(self._durable.confirm, let_go))  # once more: until its will is stored
         else:
-            self._durable.abandon_refused()  # perhaps *former* has taken the session from here
-            self._close_unconfirmed(former)
+            self._named.add(peer)
+
+    def _let_go_of_others(self, peer: Peer, number: int, former: int) -> None:
+        self._durable.abandon_refused()  # perhaps *former* has taken the session from here
+        self._close_unconfirmed(former)
+        if number:
             self._let_go(peer, number)
 
     def _let_go_of_own(self, peer: Peer, number: int) -> None:
@@ -345,4 +381,10 @@ class ForcedTakeovers:
 
 
 def _took(taken: ForcedTakeover) -> bytes:
-    return wire.frame(wire.TOOK, TOOK.pack(taken.number, taken.former.incarnation))
+    """For those from which *former* had taken sessions nobody waits: there is no takeover with the number 0."""
+    others = [wire.frame(wire.TOOK, TOOK.pack(0, each)) for each in taken.formers]
+    return b"".join([*others, wire.frame(wire.TOOK, TOOK.pack(taken.number, taken.former.incarnation))])
+
+
+def _nothing() -> None:
+    pass

@@ -9,7 +9,7 @@ from broker.cluster.owner import Owner
 from broker.cluster.peer import Peer
 from broker.cluster.peers import Peers
 from broker.cluster.takeover import TAKEOVER_TIMEOUT, OnTakeover, TakeoverResult
-from broker.cluster.takeover_frames import ASK, COMES, MARK, NUMBER, OF_OTHER_USER, STORED, SUPERSEDED, SWITCH
+from broker.cluster.takeover_frames import ASK, COMES, FORCE, MARK, NUMBER, OF_OTHER_USER, STORED, SUPERSEDED, SWITCH
 from broker.overload.credits import UNKNOWN
 from broker.protocol.session_transfer import SessionTransfer
 from broker.session.origin import TransferFilter
@@ -150,6 +150,7 @@ class IncomingSessions:
                 peer.tell(wire.frame(wire.ABANDON, NUMBER.pack(number)))
             return
         incoming.asked.discard(peer)
+        incoming.unanswered = incoming.unanswered or what == FORCE
         incoming.epoch = max(incoming.epoch, epoch)
         incoming.credits = min(incoming.credits, credits)
         if what == SUPERSEDED:

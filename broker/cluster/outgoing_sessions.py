@@ -12,6 +12,7 @@ from broker.cluster.takeover import TakeoverResult
 from broker.cluster.takeover_frames import (
     ANSWER,
     COMES,
+    FORCE,
     HAS,
     NOTHING,
     NUMBER,
@@ -22,7 +23,7 @@ from broker.cluster.takeover_frames import (
 from broker.delivery.completion import Completion
 from broker.overload.credits import UNKNOWN
 from broker.protocol.session_transfer import SessionTransfer
-from broker.session.origin import LeavingFilter, TransferFilter
+from broker.session.origin import ForcedFilter, LeavingFilter, TransferFilter
 from broker.session.session import Session
 from broker.session.transfer.session_export import SessionExport
 from broker.worker_id import WorkerId
@@ -139,6 +140,9 @@ class OutgoingSessions:
                 return
             self._answer(peer, number, refusal if refused else NOTHING, result.epoch, UNKNOWN)
             return
+        if wanted and isinstance(session.transfer_filter, ForcedFilter):
+            self._have_taken(peer, number, session, result.epoch)
+            return
         if not wanted:
             end = partial(self._end_unwanted, peer, number, session, epoch, result.epoch)
             self._transfer.when_owned(session, end, now)
@@ -156,6 +160,16 @@ class OutgoingSessions:
         peer.write(wire.DATA_HEAD + wire.frame(wire.ANSWER, comes))
         self._sending.append(outgoing)
         self._barriers.when_passed(partial(self._passed, outgoing), now)
+
+    def _have_taken(self, peer: Peer, number: int, session: Session, held: int) -> None:
+        """Have *peer* take *session* by force, as not every worker has let go for this one (forced_takeovers.py).
+
+        A worker of another node does so if it gets no answer in time; it may have a former build, that knows none.
+        """
+        now = self._clock()
+        self._transfer.part(session, now)
+        if not peer.distant:
+            self._barriers.when_passed(lambda _: self._answer(peer, number, FORCE, held, UNKNOWN), now)
 
     def _end_unwanted(self, peer: Peer, number: int, session: Session, epoch: int, held: int) -> None:
         """End *session*, which *peer* owns with *epoch* and does not want; this worker owned it with *held*."""

@@ -48,6 +48,7 @@ from broker.session.origin import Origin
 from broker.session.queue import MessageBudget
 from broker.store.durable.application_logs import log_settings
 from broker.store.durable.commit_delays import Holds
+from broker.store.durable.forced_owners import ForcedOwners
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.replication import Replication
 from broker.store.durable.shared_bodies import SharedBodies
@@ -293,10 +294,10 @@ class ClusterParts:
         if client is not None and store is not None:
             others = 0 if protocol.durable is None else base.workers - 1
             forced: ForcedTakeovers | None = None
-            if protocol.durable is not None:
-                forced = ForcedTakeovers(
-                    worker, peers, links.announcements, protocol.durable, clock, protocol.lifecycle.abandon
-                )
+            if protocol.durable is not None and links.durable_store is not None:
+                abandon = protocol.lifecycle.abandon
+                owners = ForcedOwners(links.durable_store, client.keys, worker.incarnation_text.encode(), clock)
+                forced = ForcedTakeovers(worker, peers, links.announcements, protocol.durable, owners, clock, abandon)
             incoming = IncomingSessions(worker, peers, protocol.transfer, clock, failed, others, forced)
             self.claims = self.session_claims = claims = SessionClaims(
                 store,

@@ -12,6 +12,7 @@ COMES: Final = 1  # the session follows in chunks
 SUPERSEDED: Final = 2  # this worker owns it with a later epoch
 STORED: Final = 4  # the session follows in chunks, and its messages are in the store
 OF_OTHER_USER: Final = 3  # it belongs to another user, and this worker owns it with the epoch of the answer
+FORCE: Final = 5  # the session is here, and is to be taken by force: not every worker has let go for this one
 
 USER: Final = struct.Struct(f"{TAG_BYTES}s")  # the tag of a user
 ASK: Final = struct.Struct(f">QQB{TAG_BYTES}s")  # number, epoch, whether it is wanted, user; then the client id

@@ -84,7 +84,7 @@ class SessionTransfer:
         A connection is closed as for any takeover: a will without a delay is published now, on this worker (3.1.4, the
         comment on takeovers). A will with a delay moves with the session.
         """
-        self._close(session, now)
+        self.part(session, now)
         if session.ended:
             return None
         self._store.forget(session)
@@ -187,11 +187,12 @@ class SessionTransfer:
         """End *session*, and publish its will [MQTT-3.1.2-8]: its client has begun a new one at another worker."""
         if session.ended:
             return
-        self._close(session, now)
+        self.part(session, now)
         if not session.ended:
             self._sessions.end(session, now)
 
-    def _close(self, session: Session, now: float) -> None:
+    def part(self, session: Session, now: float) -> None:
+        """Close the connection of *session*, whose client has come to another worker."""
         former = self._lifecycle.connection_of(session)
         if former is not None:
             self._lifecycle.close(former, CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]

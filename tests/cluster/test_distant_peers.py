@@ -647,6 +647,60 @@ def refuses(former: Broker, publisher: Client) -> None:
     assert not publisher.closed
 
 
+@pytest.mark.parametrize("how", ["dies", "hangs"])
+def test_messages_keep_their_order_if_who_has_taken_the_session_by_force_does_not_tell_all(
+    durable: Callable[[int], Node], how: str
+) -> None:
+    """A third worker takes it from that one, and not from the former owner, which refuses the first of the messages."""
+    node = durable(4)
+    third, beside, former, owner = node
+    subscribed(lasting(former, "me"), "a")
+    publisher = third.connect("publisher", V5)
+    taken_by_force(former, owner, third)
+    owner.stopped, third.stopped, former.stopped = True, False, False
+    refuses(former, publisher)
+    if how == "dies":
+        node.kill(owner)
+    unread = node.peer(third, former).control
+    third.reactor.pause(unread, Pause.FANOUT)  # so it does not hear that the first one is to come again
+    session = came_back(beside, 0.5 if how == "dies" else 2.5)
+    publish(publisher, b"2")
+    before = payloads(session)
+    third.reactor.resume(unread, Pause.FANOUT)
+    node.advance(0.5)
+    publish(third.connect("publisher", V5), b"1", b"2")
+    node.advance(0.1)
+
+    assert ([], [b"1", b"2"]) == (before, payloads(session))
+    publisher.receive()
+    assert publisher.closed
+
+
+def test_messages_keep_their_order_if_a_session_that_was_taken_by_force_moves_on(
+    durable: Callable[[int], Node],
+) -> None:
+    """Its former owner has not heard all yet, and refuses the first of the messages."""
+    node = durable(4)
+    silent, beside, former, owner = node
+    subscribed(lasting(former, "me"), "a")
+    publisher = former.connect("publisher", V5)
+    taken_by_force(former, owner, silent)
+    former.stopped = False
+    refuses(former, publisher)
+    session = came_back(beside, 2.0)
+    publish(publisher, b"2")
+    before = payloads(session)
+    silent.stopped = False
+    node.advance(0.5)
+    publish(former.connect("publisher", V5), b"1", b"2")
+    node.advance(0.1)
+
+    assert ([], [b"1", b"2"]) == (before, payloads(session))
+    publisher.receive()
+    assert publisher.closed
+    assert [0, 0, 0, 0] == [each.takeovers.pending() for each in node]
+
+
 def test_messages_keep_their_order_if_a_session_is_taken_back_by_force(durable: Callable[[int], Node]) -> None:
     """The worker that has it again has refused the first of the messages, as it did not know where the session is."""
     node = durable(2)

@@ -22,6 +22,8 @@
 #   PREFIX:{R}:unreadable       hash  topic -> what was such a value and cannot be read
 #   PREFIX:fence:INCARNATION    list  client ids of sessions that were taken from a worker that did not answer, and ""
 #                                       when its sessions were adopted
+#   PREFIX:forced:INCARNATION   sorted set  from which workers a worker has taken such sessions, by Unix time; for
+#                                       a minute (store/durable/forced_owners.py)
 #   PREFIX:commit:INCARNATION   string  the number of the last transaction of a worker (store/durable/group_commit.py);
 #                                       both as long as it is among the owners below, and FENCED_FOR after that, which
 #                                       begins for the number when the adoption of its sessions does
@@ -91,6 +93,7 @@ class Keys:
         self.metrics = f"{prefix}:metrics".encode()
 
         self._fences = f"{prefix}:fence:".encode()
+        self._forced = f"{prefix}:forced:".encode()
         self._commits = f"{prefix}:commit:".encode()
         self._marks = f"{prefix}:mark:".encode()
         self._durable_owners = f"{prefix}:owners:".encode()
@@ -139,6 +142,9 @@ class Keys:
 
     def fence(self, incarnation: bytes) -> bytes:
         return self._fences + incarnation
+
+    def forced(self, incarnation: bytes) -> bytes:
+        return self._forced + incarnation
 
     def commit_number(self, incarnation: bytes) -> bytes:
         return self._commits + incarnation
