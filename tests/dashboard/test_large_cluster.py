@@ -23,8 +23,8 @@ pytestmark = pytest.mark.system
 NODES: Final = 100
 WORKERS: Final = 32  # of a node
 HOT: Final = "n07"  # the only node that is overloaded
-WATCHED: Final = 6  # updates of a page
-MOST: Final = 100_000  # bytes per update: of these, about 60 000 are the lines of the charts
+WATCHED: Final = 6  # times that a page shows, one after another
+MOST: Final = 100_000  # bytes of an update: of these, about 60 000 are the lines of the charts
 MOMENT: Final = re.compile(rb"\d\d:\d\d:\d\d UTC")
 SEQUENCE: Final = b'"sequence": 0,'
 EVERY: Final = 2.0  # seconds between two records of a worker: half the load for the machine, and still a fresh page
@@ -108,11 +108,20 @@ def wide_incident(now: float) -> rows.Row:
 
 
 class Counter:
-    """The bytes that a page gets over its WebSocket, and its updates: each brings the time at which it was made."""
+    """What a page gets over its WebSocket: the bytes of all messages, those of the largest one, and the new times.
+
+    A page is updated each second, with one message. The message has a new time only if the reader has finished an
+    update since, which takes many seconds on a busy machine; the charts move on in between. So the bytes per new time
+    say how slow the reader is, not what an update costs.
+    """
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
         self.bytes = 0
-        self.updates = 0
+        self.largest = 0
+        self.times = 0
 
     def watch(self, page: "Page") -> None:
         page.on("websocket", lambda socket: socket.on("framereceived", self._count))
@@ -120,17 +129,18 @@ class Counter:
     def _count(self, frame: Any) -> None:
         data = frame if isinstance(frame, bytes) else frame.encode()
         self.bytes += len(data)
-        self.updates += MOMENT.search(data) is not None
+        self.largest = max(self.largest, len(data))
+        self.times += MOMENT.search(data) is not None
 
 
-def updates(page: "Page", counter: Counter) -> float:
-    """The bytes that an update of *page* has, on average."""
-    counter.bytes = counter.updates = 0
-    deadline = time.monotonic() + PATIENCE
-    while counter.updates < WATCHED:
-        assert time.monotonic() < deadline, "the page is not updated"
+def most_sent(page: "Page", counter: Counter) -> float:
+    """The bytes of the largest update of *page*, or of an average second if a second has several updates."""
+    counter.reset()
+    began = time.monotonic()
+    while counter.times < WATCHED:
+        assert time.monotonic() < began + PATIENCE, "the page is not updated"
         page.wait_for_timeout(50)
-    return counter.bytes / counter.updates
+    return max(counter.largest, counter.bytes / (time.monotonic() - began))
 
 
 def shown(page: "Page", selector: str, text: str) -> None:
@@ -167,7 +177,7 @@ def test_a_page_of_3200_workers_costs_a_browser_what_a_page_of_few_does(
             shown(page, "main", "The chart has the 6 nodes with the highest levels; 94 other nodes have no line.")
             page.wait_for_timeout(10_000)  # the charts have lines by now
             keep(page, "cluster-of-100")
-            overview = updates(page, counter)
+            overview = most_sent(page, counter)
 
             page.get_by_role("link", name="all 100 nodes").click()
             shown(page, "main", "Page 1 of 2.")
@@ -184,14 +194,14 @@ def test_a_page_of_3200_workers_costs_a_browser_what_a_page_of_few_does(
             shown(page, "main", "10 more episodes not shown.")
             assert WORKERS == page.locator("table.workers tbody tr").count()
             keep(page, "node-of-100")
-            of_node = updates(page, counter)
+            of_node = most_sent(page, counter)
             page.get_by_role("link", name=f"{HOT}/3", exact=True).click()
             shown(page, "h1", f"Worker 3 of node {HOT}")
             shown(page, "table.clients", f"c-{HOT}-3-0")
             keep(page, "worker-of-100")
-            of_worker = updates(page, counter)
+            of_worker = most_sent(page, counter)
     finally:
         speaking.end()
 
-    print(f"bytes per update: overview {overview:.0f}, node {of_node:.0f}, worker {of_worker:.0f}")
+    print(f"bytes of an update: overview {overview:.0f}, node {of_node:.0f}, worker {of_worker:.0f}")
     assert max(overview, of_node, of_worker) < MOST
