@@ -88,7 +88,8 @@ class Shard(Child[WorkerProcess]):
         now = trio.current_time()
         if self.serves() or self._served_at is None:
             self._served_at = now
-        elif now > self._served_at + SERVES_SOON and not self.stopping.is_set():
+        elif now > self._served_at + SERVES_SOON and not self._shut and not self.stopping.is_set():
+            self._log.warning("worker_refuses_clients", worker=self.number, absent_s=round(now - self._served_at, 1))
             self._shut_sockets()
 
     def serves(self) -> bool:

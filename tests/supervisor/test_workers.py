@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 import structlog
 import trio
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from broker.config.schema import Config, Delivery, Listener
@@ -197,10 +198,14 @@ async def test_clients_go_to_another_worker_while_one_does_not_serve_for_long(
     workers.ended(other)
     following = SilentProcess(workers, 1)
     await trio.sleep(SERVES_SOON + 1)
-    for count in (2, 3):
-        one.report(count)
-        come()
+    with capture_logs() as logged:
+        for count in (2, 3):
+            one.report(count)
+            come()
     assert [2 * CLIENTS, 0] == list(map(waiting, sockets))
+    assert [("worker_refuses_clients", 1, SERVES_SOON + 1)] == [
+        (line["event"], line["worker"], line["absent_s"]) for line in logged
+    ]
 
     following.receive(Ready(100))
     for count in (4, 5):
