@@ -4,8 +4,8 @@
 # that has taken them dies before all have let go, whoever takes one of them from that worker has to know of it. Only
 # Redis can tell that: the one that takes it now may have begun since, or may not have heard the one before.
 #
-# It is noted before the session is taken, for a worker and not for each session: what is asked for too much is that
-# some publishers send again what is under way to the workers named.
+# It is noted before the session is taken, and for the worker that takes it, not for each session. So publishers may
+# have to send more again than is needed: also what is under way to the named workers for other sessions.
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol, cast
