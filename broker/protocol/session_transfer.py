@@ -84,9 +84,12 @@ class SessionTransfer:
         A connection is closed as for any takeover: a will without a delay is published now, on this worker (3.1.4, the
         comment on takeovers). A will with a delay moves with the session.
         """
+        former_will = session.will
         self.part(session, now)
         if session.ended:
             return None
+        if session.storage is not None and session.will is former_will:  # what was published is removed at once
+            session.storage.put_off(now)
         self._store.forget(session)
         owed = self._sessions.replays.pop(session, {})
         will = session.will

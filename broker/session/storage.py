@@ -96,6 +96,10 @@ class SessionStorage:
         """
         raise NotImplementedError
 
+    def put_off(self, now: float) -> None:
+        """`give()` is about to follow: let what the end of the connection has to store wait for that, for a moment."""
+        raise NotImplementedError
+
     def end(self) -> None:
         """Remove everything: the session has ended."""
         raise NotImplementedError

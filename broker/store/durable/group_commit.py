@@ -156,6 +156,13 @@ class GroupCommit:
         elif self.full:
             self._removers[writer] = None
 
+    def put_off(self, writer: Writer, now: float) -> None:
+        """As `later()`, if the first thing that *writer* has to write was given to it just now: more of it follows."""
+        if self._dirty and self._dirty[-1] is writer and writer.dirty and not (writer.held or self.full):
+            self._dirty.pop()
+            writer.dirty = False
+            self.holds.add(writer, now)
+
     def remove_later(self, writer: Writer, stored_at: float, now: float) -> None:
         """As `later()`: *writer* has something to remove that was stored at *stored_at* for want of an acknowledgement.
 

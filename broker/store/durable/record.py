@@ -332,8 +332,11 @@ class SessionRecord(SessionStorage, Writer):
             self._commit.soon(self)
         return completion
 
+    def put_off(self, now: float) -> None:
+        self._commit.put_off(self, now)
+
     def when_stored(self, then: Callable[[], None]) -> None:
-        if self.dirty:
+        if self.dirty or self.held:
             self._waiting = then
         elif self._writing or self._removing:
             self._written = then

@@ -33,7 +33,7 @@ from broker.store.durable.group_queue import GroupQueue, is_group
 from broker.store.durable.lease_scripts import LeaseKeys, digest_of
 from broker.store.durable.pack import Pack
 from broker.store.durable.queue import DurableQueue
-from broker.store.durable.queue_state import decode_state
+from broker.store.durable.queue_state import QueueState, decode_state
 from broker.store.durable.recent_bodies import RecentBodies
 from broker.store.durable.record import SessionRecord
 from broker.store.durable.removals import GIVE, SESSIONS, Words
@@ -272,23 +272,22 @@ class DurableStore(OnReady):
         *former*: the incarnation of the worker that has it and has ended, or of this one; b"": a worker that lives has
         given it to this one, with *state*.
         """
-        ours = self._slices[zlib.crc32(client) % SLICES]
         record = self._expected.pop(client)
         former = b"" if former == self._me else former
-        words: list[str | bytes | int] = ["read", ours.records, ours.queues, ours.released, client]
-        command = self._script.call([], words)
-        if former:
-            theirs = ours.of(former)
-            words = ["take", client, theirs.records, theirs.queues, theirs.released]
-            words += [ours.records, ours.queues, ours.released, b"%.6f" % self._wall()]
-            keys = [theirs.index, ours.index, self._keys.commit_number(self._me), self._keys.fence(former)]
-            command = self._script.call(keys, words)
-        take = _Take(self, record, client, not former, command, state, then)
-        read = decode_state(state)[2] if state and not former else None
-        if read is None:
-            take.send(now)
-        else:
-            take.arrived([read], now)
+        known, again, read = decode_state(state)
+        take = _Take(self, record, client, known, again, then)
+        if read is not None and not former:
+            take.arrived(read, now)
+            return
+        ours = self._slices[zlib.crc32(client) % SLICES]
+        if not former:
+            take.read(self._script.call([], ["read", ours.records, ours.queues, ours.released, client]), True, now)
+            return
+        theirs = ours.of(former)
+        words: list[str | bytes | int] = ["take", client, theirs.records, theirs.queues, theirs.released]
+        words += [ours.records, ours.queues, ours.released, b"%.6f" % self._wall()]
+        keys = [theirs.index, ours.index, self._keys.commit_number(self._me), self._keys.fence(former)]
+        take.read(self._script.call(keys, words), False, now)
 
     def find(self, client: bytes, then: Callable[[WorkerId | None], None], now: float) -> None:
         """Call *then* with the worker of any node that has the session of *client* stored, maybe this one, or None."""
@@ -523,39 +522,46 @@ class _LookAtRecord:
 
 
 class _Take:
-    """A session that another worker had is to be read."""
+    """A session that another worker had is here once it is read."""
 
     def __init__(
         self,
         store: DurableStore,
         record: SessionRecord,
         client: bytes,
-        one_of_many: bool,
-        command: bytes,
-        state: bytes,
+        state: QueueState | None,
+        again: list[bytes],
         then: Taken,
     ) -> None:
-        """*one_of_many*: the reply is a list of sessions, with one."""
+        """*state*, *again*: see `encode_state()`."""
         self.store = store
         self._record = record
         self._client = client
-        self._one_of_many = one_of_many
-        self._command = command
         self._state = state
+        self._again = again
         self._then = then
+        self._command = b""
+        self._one_of_many = False
+
+    def read(self, command: bytes, one_of_many: bool, now: float) -> None:
+        """Read it by *command*. *one_of_many*: the reply is a list of sessions, with one."""
+        self._command, self._one_of_many = command, one_of_many
+        self.send(now)
 
     def send(self, now: float) -> None:
         self.store.submit(_ReadTaken(self, self._command), now)
 
-    def arrived(self, reply: list[Any], now: float) -> None:
+    def replied(self, reply: list[Any], now: float) -> None:
+        self.arrived(reply[0] if self._one_of_many else reply, now)
+
+    def arrived(self, parts: list[Any], now: float) -> None:
+        """*parts*: what sessions.lua reads of it."""
         record = self._record
-        parts = reply[0] if self._one_of_many else reply
         if parts[0] == []:
             self._then(None, now)
             return
         try:
-            state, again, _ = decode_state(self._state)
-            stored = restore(parts, record, state, again, now, self.store.wall())
+            stored = restore(parts, record, self._state, self._again, now, self.store.wall())
         except ValueError as error:
             set_aside(record, str(error))
             self._then(None, now)
@@ -588,7 +594,7 @@ class _ReadTaken(Command):
         self._take = take
 
     def replied(self, reply: object, now: float) -> None:
-        self._take.arrived(cast(list[Any], reply), now)
+        self._take.replied(cast(list[Any], reply), now)
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
         self._take.store.not_read(self._take, failure, now)

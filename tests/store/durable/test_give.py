@@ -1,4 +1,7 @@
 # A session is given to a worker that lives, and to no other; whoever gives it knows what has become of it.
+from typing import cast
+
+import msgpack
 import pytest
 
 from broker.delivery.completion import Completion
@@ -11,7 +14,7 @@ from broker.session.will import Will
 from broker.store.durable import pack, parts
 from broker.store.durable.group_commit import PAUSE
 from broker.store.durable.queue_state import encode_state
-from broker.store.durable.stored_session import HEAD, LEFT
+from broker.store.durable.stored_session import FORM, HEAD, LEFT
 from broker.store.durable.tokens import ORIGIN
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.pipeline import CommandPipeline
@@ -60,6 +63,39 @@ def test_who_gives_a_session_learns_whether_it_was_given(worker: DurableWorker, 
     worker.settle()
     assert adopted is (record_of(1) in redis.values)
     assert (record_of(1) in redis.values) != (record_of(2) in redis.values)
+
+
+def test_what_the_end_of_a_connection_stores_leaves_with_the_session(worker: DurableWorker) -> None:
+    """Each takeover would cost a transaction more, and wait for its answer if that is late."""
+    worker.redis.values[NUMBER] = b"0"
+    record = worker.owner.record
+    given: list[bytes | None] = []
+    before = worker.store.commit.counters.store_transactions
+
+    record.store_head(77, None, False)
+    record.put_off(worker.now)
+    worker.tick()
+    record.give(incarnation(2), given.append)
+    worker.settle()
+
+    assert before + 1 == worker.store.commit.counters.store_transactions
+    assert [False] == [state is None for state in given]
+    assert cast(dict[bytes, bytes], worker.redis.values[record_of(2)])[HEAD] == msgpack.packb((FORM, 77, None))
+
+
+def test_what_is_put_off_is_stored_if_the_session_is_not_given(worker: DurableWorker) -> None:
+    """The session would last as long as it did before, or a connection be told that this is stored."""
+    record = worker.owner.record
+    stored: list[None] = []
+
+    record.store_head(77, None, False)
+    record.put_off(worker.now)
+    record.when_stored(lambda: stored.append(None))
+    assert not stored
+    worker.settle()
+
+    assert stored
+    assert cast(dict[bytes, bytes], worker.redis.values[record_of(1)])[HEAD] == msgpack.packb((FORM, 77, None))
 
 
 @pytest.mark.parametrize("stored", [True, False])
