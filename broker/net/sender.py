@@ -15,6 +15,7 @@ from broker.reasons import CloseReason
 
 BULK: Final = 16 * 1024  # bytes: an outbox with more is sent behind the others
 SENDS_BETWEEN_BULK: Final = 8  # sends of less between two of those, at about the price of one
+LEAST: Final = 8  # sends of a turn, however long they take: who is woken by the first may have taken this processor
 
 
 class Sender:
@@ -29,10 +30,11 @@ class Sender:
         self._table = reactor.table
 
     def flush(self, now: float, deadline: float) -> float:
-        """Send once to each stream that was written to, until *deadline*; return the time."""
+        """Send once to each stream that was written to, until *deadline*, but to LEAST of them; return the time."""
         dirty = self._dirty
         bulk = self.bulk
         flushing = self._flushing
+        sends = 0
         while dirty.count or bulk.count:
             if dirty.count and (self._before_bulk > 0 or not bulk.count):
                 outbox = dirty.popleft()
@@ -55,7 +57,8 @@ class Sender:
                 elif stream.layer is not None and stream.layer.unsent:
                     self._send_unsent(stream, stream.layer, now)
             now = self._clock()
-            if now >= deadline:
+            sends += 1
+            if now >= deadline and (sends >= LEAST or not dirty.count):
                 break
         return now
 
