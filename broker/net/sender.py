@@ -15,7 +15,7 @@ from broker.reasons import CloseReason
 
 BULK: Final = 16 * 1024  # bytes: an outbox with more is sent behind the others
 SENDS_BETWEEN_BULK: Final = 8  # sends of less between two of those, at about the price of one
-LEAST: Final = 8  # sends of a turn, however long they take: who is woken by the first may have taken this processor
+LEAST: Final = 8  # sends of a turn, however long they take: the process that one of them wakes may take this processor
 
 
 class Sender:
@@ -30,7 +30,7 @@ class Sender:
         self._table = reactor.table
 
     def flush(self, now: float, deadline: float) -> float:
-        """Send once to each stream that was written to, until *deadline*, but to LEAST of them; return the time."""
+        """Send once to each stream that was written to, until *deadline*; to LEAST in any case. Return the time."""
         dirty = self._dirty
         bulk = self.bulk
         flushing = self._flushing

@@ -88,7 +88,8 @@ class SessionTransfer:
         self.part(session, now)
         if session.ended:
             return None
-        if session.storage is not None and session.will is former_will:  # what was published is removed at once
+        # A will that was published is stored and taken from the session in one transaction: then nothing is put off.
+        if session.storage is not None and session.will is former_will:
             session.storage.put_off(now)
         self._store.forget(session)
         owed = self._sessions.replays.pop(session, {})

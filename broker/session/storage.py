@@ -97,7 +97,7 @@ class SessionStorage:
         raise NotImplementedError
 
     def put_off(self, now: float) -> None:
-        """`give()` is about to follow: let what the end of the connection has to store wait for that, for a moment."""
+        """`give()` is about to follow: what the end of the connection stores waits for it, `store.hold` at most."""
         raise NotImplementedError
 
     def end(self) -> None:
