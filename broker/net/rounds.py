@@ -176,8 +176,8 @@ class Rounds:
         if stream.layer is not None:
             self._reactor.block_if_unsent(stream, stream.layer)
             units += stream.layer.cost
-        if count:
-            units += self._service.serve_while_paused(stream, count, now)
+        if count and stream.left >= stream.needs:
+            units += self._service.serve_while_paused(stream, now)
         if stream.state != OPEN:
             return units
         self._input.used += stream.left - stream.accounted

@@ -23,8 +23,8 @@ class Service:
         """Take packets from *stream* for about *quantum* units; return the units used."""
         raise NotImplementedError
 
-    def serve_while_paused(self, stream: Stream, count: int, now: float) -> int:
-        """Take what must not wait from the last *count* bytes of *stream*, which is paused; return the units used."""
+    def serve_while_paused(self, stream: Stream, now: float) -> int:
+        """Take what must not wait from the input of *stream*, which is paused; return the units used."""
         raise NotImplementedError
 
     def refuse(self, stream: Stream, error: ProtocolError, now: float) -> None:

@@ -84,8 +84,7 @@ class Connection(Stream):
         self.replays: dict[Subscription, Replay] | None = None  # the first one is under way
         self.pending: PendingSubscribe | PendingUnsubscribe | None = None  # the packet at the beginning of the input
         self.client: ProtectedClient | None = None  # while it has a session: its client, for overload protection
-        self.read_ahead_in: bytes | None = None  # the input that was read ahead, while a PUBLISH waits
-        self.unparsed = 0  # bytes at the end of that input that are no complete packet
+        self.read_ahead = 0  # bytes of the input, from `position` on, that were read ahead while a PUBLISH waits
         self.replaying = False  # retained messages are being read for it, page by page
 
     def enter(self, event: Input) -> None:

@@ -106,10 +106,10 @@ class Hub(Service):
             self._lifecycle.failed(connection, error, now)
         return quantum
 
-    def serve_while_paused(self, stream: Stream, count: int, now: float) -> int:
+    def serve_while_paused(self, stream: Stream, now: float) -> int:
         connection = cast(Connection, stream)
         try:
-            return self._read_ahead(connection, len(connection.input) - count - connection.unparsed, now)
+            return self._read_ahead(connection, now)
         except ProtocolError as error:
             self._lifecycle.reject(connection, error, now)
         except Exception as error:
@@ -260,6 +260,8 @@ class Hub(Service):
             if session.replayed and connection.client is not None:
                 self._protection.charge_replays(connection.client)
         if connection.state == OPEN:
+            if connection.read_ahead:
+                connection.read_ahead = max(0, connection.read_ahead - connection.left + end - position)
             connection.left = end - position
             if position == end:  # an idle connection holds no input
                 connection.input = b""
@@ -270,8 +272,8 @@ class Hub(Service):
                 connection.position = 0
             if packets or counters.publishes_received != published or (spent and self._protection.honours_silence()):
                 connection.heard = now  # [MQTT-3.1.2-22]
-            if connection.paused & READS_AHEAD and connection.left and connection.read_ahead_in is not connection.input:
-                self._read_ahead(connection, connection.position, now)
+            if connection.paused & READS_AHEAD and connection.left > connection.read_ahead:
+                self._read_ahead(connection, now)
             outbox = connection.outbox
             if outbox.size and outbox.reply_backlog():
                 self._reactor.pause(connection, Pause.REPLIES)
@@ -286,23 +288,27 @@ class Hub(Service):
             self._protection.charge_visits(connection.client, visits)
         return VISIT_COST * visits
 
-    def _read_ahead(self, connection: Connection, begin: int, now: float) -> int:
-        """Take acknowledgements and PINGREQ out of the input of *connection*, from *begin* on; how many.
+    def _read_ahead(self, connection: Connection, now: float) -> int:
+        """Take acknowledgements and PINGREQ out of the input of *connection* that was not read ahead yet; how many.
 
         The packet at the beginning of the input waits, or an earlier one has not been answered yet. PINGREQ is left
         where a throttled client counts as silent (`overload.keepalive_while_throttled = "strict"`).
         """
         session = connection.session
-        data = connection.read_ahead_in = connection.input
+        if session is None:
+            return 0
+        data = connection.input
+        begin = connection.position + connection.read_ahead
         pings = not connection.paused & Pause.OVERLOAD or self._protection.honours_silence()
         found = read_ahead(data, begin, connection.version, pings)
-        connection.unparsed = found.unparsed
         packets = found.pings + len(found.acknowledgements)
-        if packets == 0 or session is None:
+        if packets:
+            connection.input = data[connection.position : begin] + found.left
+            connection.position = 0
+            connection.left = len(connection.input)
+        connection.read_ahead = connection.left - found.unparsed
+        if packets == 0:
             return 0
-        connection.input = connection.read_ahead_in = data[connection.position : begin] + found.left
-        connection.position = 0
-        connection.left = len(connection.input)
         connection.heard = now
         for _ in range(found.pings):
             self._counters.answers_sent += 1
