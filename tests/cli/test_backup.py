@@ -10,7 +10,7 @@ import pytest
 from broker.mqtt.packets import PUBREC, PUBREL, V5, Ack, ConnAck, Connect, Properties, Publish, Will
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from tests.cli.running import weir
-from tests.system.nodes import Node
+from tests.system.nodes import Node, end_and_check
 from tests.system.raw import RawClient
 
 pytestmark = pytest.mark.system
@@ -32,8 +32,7 @@ def start(tmp_path: Path) -> Iterator[StartNode]:
         return started[-1]
 
     yield start_one
-    for one in started:
-        one.end()
+    end_and_check(started)
 
 
 def run(tmp_path: Path, name: str, command: str, file: Path, *options: str) -> "subprocess.CompletedProcess[str]":

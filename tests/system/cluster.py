@@ -10,7 +10,7 @@ from broker.mqtt.packets import PUBREC, PUBREL, Ack, Properties, Publish
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from tests.redis_servers import RunningRedis
 from tests.system import node
-from tests.system.nodes import Node
+from tests.system.nodes import Node, end_and_check
 from tests.system.processes import PATIENCE
 from tests.system.raw import RawClient
 
@@ -56,8 +56,7 @@ class Cluster:
             one.wait_until(lambda one=one: _known(one) == (others, 0), "know the others")  # type: ignore[misc]
 
     def end(self) -> None:
-        for one in self.nodes:
-            one.end()
+        end_and_check(self.nodes)
 
 
 def _known(one: Node) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from tests.system import processes
 from tests.system.addresses import TRANSPORTS, Address, Transport
 from tests.system.balanced_nodes import ClusterProcess
 from tests.system.certificates import Authority, Certificate
-from tests.system.nodes import Node, StartNode
+from tests.system.nodes import Node, StartNode, end_and_check
 from tests.system.processes import HOST, BrokerProcess, free_port, packages
 from tests.system.raw import RawClient
 
@@ -100,8 +100,7 @@ def start_node(tmp_path: Path) -> Iterator[StartNode]:
         return started[-1]
 
     yield start
-    for one in started:
-        one.end()
+    end_and_check(started)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,14 @@ class Node:
 
 
 StartNode = Callable[..., Node]
+
+
+def end_and_check(nodes: Sequence[Node]) -> None:
+    """End *nodes*. However the tests treated them, none has logged an error of its own."""
+    for one in nodes:
+        one.end()
+    for one in nodes:
+        assert "Traceback" not in (log := one.text()), log[log.index("Traceback") - 300 :][:8000]
 
 
 def state(pid: int) -> str:

@@ -14,7 +14,7 @@ from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from broker.store.redis.keys import DURABLE_FORMAT
 from tests.redis_servers import RunningRedis
 from tests.system import node
-from tests.system.nodes import Node
+from tests.system.nodes import Node, end_and_check
 from tests.system.processes import PATIENCE, free_port, packages, refused_start
 from tests.system.raw import RawClient, payloads
 
@@ -35,8 +35,7 @@ def start_durable(tmp_path: Path) -> Iterator[StartNode]:
         return started[-1]
 
     yield start
-    for one in started:
-        one.end()
+    end_and_check(started)
 
 
 def refused(folder: Path, **settings: object) -> str:

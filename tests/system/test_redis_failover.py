@@ -12,7 +12,7 @@ from broker.config.schema import PROCESS, REPLICATED
 from tests.redis_servers import HOST, SERVERS, SYNCS_AT_ONCE, RunningRedis, free_port, replicate
 from tests.system import node
 from tests.system.cluster import LASTING, send
-from tests.system.nodes import Node
+from tests.system.nodes import Node, end_and_check
 from tests.system.processes import PATIENCE
 from tests.system.raw import payloads
 from tests.system.test_cluster_faults import Stream, back, first_of_each, leave_session, send_until_acknowledged
@@ -118,8 +118,7 @@ def start_pair(tmp_path: Path) -> Iterator[Callable[..., tuple[Node, Node]]]:
         return a, b
 
     yield start
-    for one in started:
-        one.end()
+    end_and_check(started)
 
 
 def joined(one: Node) -> tuple[int, int]:

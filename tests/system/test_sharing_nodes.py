@@ -13,7 +13,7 @@ from broker.mqtt.packets import Properties
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from tests.redis_servers import RunningRedis
 from tests.system import node
-from tests.system.nodes import Node
+from tests.system.nodes import Node, end_and_check
 from tests.system.processes import PATIENCE, free_port, packages, refused_start
 
 pytestmark = pytest.mark.weir_only("a matter of Weir's processes")
@@ -36,8 +36,7 @@ def start_sharing(start_redis: StartRedis, tmp_path: Path) -> Any:
 
     start.url = url  # type: ignore[attr-defined]
     yield start
-    for one in nodes:
-        one.end()
+    end_and_check(nodes)
 
 
 def test_a_second_node_of_one_name_does_not_start(start_sharing: Any, tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ class Bench:
         """A Weir that listens for *transport* alone; *more* are settings beside the usual ones.
 
         *port*: of a node that was stopped, whose data it goes on with. *patience*: seconds until it serves.
+        AssertionError: it has logged an error of its own.
         """
         settings, port = {**WEIR_SETTINGS, "node.workers": workers, **(more or {})}, port or free_port()
         if transport != "tcp":
@@ -90,6 +91,7 @@ class Bench:
             yield broker
         finally:
             broker.terminate()
+        assert "Traceback" not in (log := broker.log_text()), log  # a figure of a node that fails means nothing
 
     @contextmanager
     def mosquitto(self, transport: str = "tcp", more: str = "") -> Iterator[BrokerProcess]:
