@@ -306,6 +306,7 @@ class Hub(Service):
             connection.input = data[connection.position : begin] + found.left
             connection.position = 0
             connection.left = len(connection.input)
+            connection.needs = 0  # of a packet that is complete, and may be taken
         connection.read_ahead = connection.left - found.unparsed
         if packets == 0:
             return 0
