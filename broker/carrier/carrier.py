@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.carrier.log import Log
-from broker.carrier.redis_log import RedisLog
+from broker.carrier.redis_log import COMMAND_BYTES, RedisLog
 from broker.carrier.turns import Turns
 from broker.carrier.worker_lanes import WorkerLanes
 from broker.config.applications import GROUPS
@@ -151,7 +151,8 @@ class Carrier:
         }
 
     def _connection(self, redis: RedisAddress, name: str) -> CommandPipeline:
-        return CommandPipeline(Dialler(self.reactor, self._failed), redis, name, self._lines)
+        dialler = Dialler(self.reactor, self._failed)
+        return CommandPipeline(dialler, redis, name, self._lines, most_bytes=COMMAND_BYTES)
 
     def _failed(self, error: Exception) -> None:
         self._lines.warning("internal_error", exc_info=error)

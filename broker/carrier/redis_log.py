@@ -27,6 +27,7 @@ from broker.store.redis.pipeline import CallbackCommand, CommandPipeline
 from broker.store.redis.script import Script
 
 TIMEOUT: Final = 5.0  # seconds for a command
+COMMAND_BYTES: Final = MOST_BYTES  # without a reply: all that may wait to be appended, and once only if it is late
 BLOCK: Final = 1000  # milliseconds of one wait; the connection would be taken for dead after 3 seconds of silence
 COUNT: Final = 8  # records of one reply, for one stream: at most 4 MiB
 COUNT_WAITED: Final = 512  # records of one reply, for all streams that are waited for, but one for each stream
@@ -80,7 +81,10 @@ class RedisLog:
         clock: Callable[[], float],
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """*waits*: a connection that is used for nothing else. *identity*: no other process has the same."""
+        """*commands* takes COMMAND_BYTES. *waits*: a connection that is used for nothing else.
+
+        *identity*: no other process has the same.
+        """
         self._commands = commands
         self._waits = waits
         self._keys = LogKeys(prefix)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from broker.carrier.kafka_log import KafkaLog
 from broker.carrier.log import Log, Reading
 from broker.carrier.redis_keys import LogKeys
-from broker.carrier.redis_log import RedisLog
+from broker.carrier.redis_log import COMMAND_BYTES, RedisLog
 from broker.store.logs.records import Pack, Position, Record
 from broker.store.logs.topics import LogError, Partition, TopicDescription, TopicProperties
 from broker.store.redis.pipeline import CommandPipeline
@@ -134,12 +134,13 @@ class Pages:
 
 
 class RedisStage(Stage):
-    def __init__(self, server: RunningRedis) -> None:
+    def __init__(self, server: RunningRedis, most_bytes: int = SMALL) -> None:
         self.server = server
         self.loop = Loop()
-        self.commands = CommandPipeline(self.loop.wire(), server.address, "commands", self.loop.log)
+        wire, lines = self.loop.wire(), self.loop.log
+        self.commands = CommandPipeline(wire, server.address, "commands", lines, most_bytes=COMMAND_BYTES)
         waits = CommandPipeline(self.loop.wire(), server.address, "waits", self.loop.log)
-        self.log = RedisLog(self.commands, waits, PREFIX, "1", self.loop.now, SMALL)
+        self.log = RedisLog(self.commands, waits, PREFIX, "1", self.loop.now, most_bytes)
         self.loop.ticking = [self.commands, waits, self.log]
         for pipeline in (self.commands, waits):
             pipeline.start(self.loop.now())

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from broker.carrier.appends import MOST_BYTES, RECORD_BYTES
 from broker.carrier.offsets import Offsets
 from broker.carrier.redis_keys import LogKeys
 from broker.reasons import StoreFailure
@@ -225,3 +226,20 @@ def test_a_topic_that_is_deleted_while_it_is_described_is_none(redis_stage: Redi
     redis_stage.until(lambda: len(told) == 2)
 
     assert [None, None] == told
+
+
+def test_large_records_of_many_partitions_are_appended_together(start_redis: Callable[..., RunningRedis]) -> None:
+    """Some would count as refused by a Redis that is well, be told to operators, and be sent again after a pause."""
+    stage = RedisStage(start_redis(), MOST_BYTES)
+    partitions = [stage.topic() for _ in range(40)]
+    stored: list[int] = []
+    for partition in partitions:
+        assert stage.log.append(partition, Pack(A, 1, bytes(RECORD_BYTES)), lambda offset, error: stored.append(offset))
+    stage.log.flush()
+    failing = dict(stage.log.statistics().failing)
+    stage.until(lambda: len(stored) == len(partitions))
+    resent = stage.log.statistics().resent
+    stage.close()
+
+    assert {} == failing
+    assert 0 == resent
