@@ -44,9 +44,6 @@ SETTINGS: Final[dict[str, object]] = {
     "delivery.low_watermark": "64KiB",
     "delivery.outbound_budget": "32MiB",
     "delivery.slow_consumer_timeout": 2,
-    # A third publish within a second waits, and what is behind it is read ahead; the pair keeps within its window.
-    "quotas.session.incoming_messages": "2:2",
-    "clients.overrides": '[{pattern = "pair-*", incoming_messages = ""}]',
 }
 CONCURRENT: Final = 600  # inputs on their way at once
 # The same over TLS and WebSocket: the pair has to come in within the CONNECT's time, too, on a slow machine as well.
