@@ -814,6 +814,35 @@ def test_a_session_that_comes_late_to_the_worker_it_is_taken_from_is_found(
     assert [(b"1", 1, True), (b"2", 2, False)] == messages(arrive(third))
 
 
+def test_a_session_that_is_taken_from_a_worker_before_it_has_arrived_there_does_not_arrive(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """Two workers would have it, and the one that it was taken from would have it ended at the other one."""
+    node = start_node(3)
+    giver, taker, third = node
+    subscriber(giver).drop()
+    publish(third, b"1")
+    taker.reactor.pause(lane(taker, third), Pause.FANOUT)  # it waits for a mark
+    client = coming(taker)
+    while "session 2" not in stored_at(redis):
+        node.settle()
+    assert [] == client.receive()
+    forced = third.claims.forced
+    assert forced is not None
+    claim = EarlierClaim()
+    forced.take("me", taker.identity, claim, partial(claim.told.append, "known"))
+    while "session 3" not in stored_at(redis):
+        node.settle()
+    taker.reactor.resume(lane(taker, third), Pause.FANOUT)
+    node.advance(1)
+    publish(third, b"2")
+
+    assert [1] == sessions(node)
+    assert ["queue 2", "session 2"] == stored_at(redis)
+    assert [True] == presence(client)
+    assert [b"1", b"2"] == first_of_each(client)
+
+
 @pytest.mark.parametrize("names", [("weir",)])  # for a worker of another node the early one does not wait so long
 def test_an_earlier_claim_leaves_a_session_that_has_moved_to_the_later_one(
     start_node: StartNode, redis: RunningRedis

@@ -6,6 +6,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import Any, Final, Protocol, cast
 
@@ -17,12 +18,9 @@ from broker.routing.retained import Retained
 from broker.session.expiry import ExpirySchedule
 from broker.session.queue import MessageBudget
 from broker.store.durable.adoption import (
-    AdoptedSession,
     Adoption,
     SessionOwner,
     client_id_of,
-    restore,
-    set_aside,
 )
 from broker.store.durable.application_logs import ApplicationLogs, LogHooks, LogSettings
 from broker.store.durable.application_queue import ApplicationQueue
@@ -33,7 +31,7 @@ from broker.store.durable.group_queue import GroupQueue, is_group
 from broker.store.durable.lease_scripts import LeaseKeys, digest_of
 from broker.store.durable.pack import Pack
 from broker.store.durable.queue import DurableQueue
-from broker.store.durable.queue_state import QueueState, decode_state
+from broker.store.durable.queue_state import decode_state
 from broker.store.durable.recent_bodies import RecentBodies
 from broker.store.durable.record import SessionRecord
 from broker.store.durable.removals import GIVE, SESSIONS, Words
@@ -42,6 +40,7 @@ from broker.store.durable.retained_load import RetainedLoad
 from broker.store.durable.shared_bodies import ReadBodies
 from broker.store.durable.stored_session import DamagedRecord, StoredSession, read_subscriptions
 from broker.store.durable.sweeper import Sweeper
+from broker.store.durable.take import Take, Taken
 from broker.store.logs.port import GroupLink
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import READY, packed
@@ -55,7 +54,6 @@ PATIENCE: Final = 3600.0  # seconds: a connection that is silent ends long befor
 PAGES: Final = 64  # of queues that are read at once, 4 MiB or 6 ms of Redis: a transaction waits behind them
 MESSAGE_UNITS: Final = 20  # of the reactor's quantum: to read a message, and to send it
 Looked = Callable[[StoredSession | None], None]  # its record; None: there is none that can be read
-Taken = Callable[[AdoptedSession | None, float], None]  # the session; None: there is none, or it is damaged. Now
 
 
 class ReturnTaker(Protocol):
@@ -117,6 +115,7 @@ class DurableStore(OnReady):
         self._sweeper = Sweeper(self.expiry, wall)
         self._owner: SessionOwner | None = None
         self._expected: dict[bytes, SessionRecord] = {}  # that come from other workers
+        self._doubted: set[bytes] = set()  # of these, those that the fence has named meanwhile
         self._reads: list[Read] = []  # that are to be sent
         self._pages: deque[_Page] = deque()  # behind them, as long as there is room
         self._pages_left = PAGES  # that may be sent
@@ -153,6 +152,8 @@ class DurableStore(OnReady):
 
     def taken(self, client: bytes) -> None:
         """Another worker has taken the session of *client*, as the fence of this worker says."""
+        if client in self._expected:
+            self._doubted.add(client)
         if self.logs is not None:
             self.logs.topics.taken(client)
 
@@ -252,6 +253,7 @@ class DurableStore(OnReady):
     def forget(self, client: bytes) -> None:
         """The session of *client* does not come."""
         self._expected.pop(client, None)
+        self._doubted.discard(client)
 
     def expect_again(self, client: bytes) -> None:
         """What has been delivered meanwhile to the session of *client*, which is expected, was dropped."""
@@ -271,23 +273,37 @@ class DurableStore(OnReady):
 
         *former*: the incarnation of the worker that has it and has ended, or of this one; b"": a worker that lives has
         given it to this one, with *state*.
+
+        Another worker may have taken the session from this one before it was read here, as the fence says. One that
+        was given is looked for in Redis then. And it may have gone back to *former* since: all that the fence says of
+        it is read first, or the session, which is here again, would end when this worker reads that.
         """
         record = self._expected.pop(client)
+        doubted = client in self._doubted
+        self._doubted.discard(client)
         former = b"" if former == self._me else former
         known, again, read = decode_state(state)
-        take = _Take(self, record, client, known, again, then)
-        if read is not None and not former:
-            take.arrived(read, now)
-            return
+        take = Take(self, record, client, known, again, then)
         ours = self._slices[zlib.crc32(client) % SLICES]
-        if not former:
-            take.read(self._script.call([], ["read", ours.records, ours.queues, ours.released, client]), True, now)
-            return
+        if former:
+            self.commit.confirm(partial(self._take_from, take, client, ours, former))
+        elif doubted:
+            self.commit.confirm(partial(self._read_given, take, client, ours))
+        elif read is None:
+            self._read_given(take, client, ours)
+        else:
+            take.arrived(read, now)
+
+    def _read_given(self, take: Take, client: bytes, ours: SessionKeys) -> None:
+        command = self._script.call([], ["read", ours.records, ours.queues, ours.released, client])
+        take.read(command, True, self.commit.now)
+
+    def _take_from(self, take: Take, client: bytes, ours: SessionKeys, former: bytes) -> None:
         theirs = ours.of(former)
         words: list[str | bytes | int] = ["take", client, theirs.records, theirs.queues, theirs.released]
         words += [ours.records, ours.queues, ours.released, b"%.6f" % self._wall()]
         keys = [theirs.index, ours.index, self._keys.commit_number(self._me), self._keys.fence(former)]
-        take.read(self._script.call(keys, words), False, now)
+        take.read(self._script.call(keys, words), False, self.commit.now)
 
     def find(self, client: bytes, then: Callable[[WorkerId | None], None], now: float) -> None:
         """Call *then* with the worker of any node that has the session of *client* stored, maybe this one, or None."""
@@ -521,54 +537,6 @@ class _LookAtRecord:
         self._then(stored)
 
 
-class _Take:
-    """A session that another worker had is here once it is read."""
-
-    def __init__(
-        self,
-        store: DurableStore,
-        record: SessionRecord,
-        client: bytes,
-        state: QueueState | None,
-        again: list[bytes],
-        then: Taken,
-    ) -> None:
-        """*state*, *again*: see `encode_state()`."""
-        self.store = store
-        self._record = record
-        self._client = client
-        self._state = state
-        self._again = again
-        self._then = then
-        self._command = b""
-        self._one_of_many = False
-
-    def read(self, command: bytes, one_of_many: bool, now: float) -> None:
-        """Read it by *command*. *one_of_many*: the reply is a list of sessions, with one."""
-        self._command, self._one_of_many = command, one_of_many
-        self.send(now)
-
-    def send(self, now: float) -> None:
-        self.store.submit(_ReadTaken(self, self._command), now)
-
-    def replied(self, reply: list[Any], now: float) -> None:
-        self.arrived(reply[0] if self._one_of_many else reply, now)
-
-    def arrived(self, parts: list[Any], now: float) -> None:
-        """*parts*: what sessions.lua reads of it."""
-        record = self._record
-        if parts[0] == []:
-            self._then(None, now)
-            return
-        try:
-            stored = restore(parts, record, self._state, self._again, now, self.store.wall())
-        except ValueError as error:
-            set_aside(record, str(error))
-            self._then(None, now)
-        else:
-            self._then(AdoptedSession(client_id_of(self._client), stored, record), now)
-
-
 class _Find:
     """Which worker has a session is to be looked up."""
 
@@ -586,15 +554,3 @@ class _Find:
             return
         found = cast(list[bytes], reply)
         self._then(WorkerId(found[2].decode(), int(found[1]), int(found[0], 16)) if found else None)
-
-
-class _ReadTaken(Command):
-    def __init__(self, take: _Take, command: bytes) -> None:
-        super().__init__(command, PATIENCE)
-        self._take = take
-
-    def replied(self, reply: object, now: float) -> None:
-        self._take.replied(cast(list[Any], reply), now)
-
-    def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
-        self._take.store.not_read(self._take, failure, now)

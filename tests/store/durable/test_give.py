@@ -423,3 +423,39 @@ def given_after(steps: int) -> tuple[bool, bool]:
         wire.answer(giver.now)
         store.tick(giver.now)
     return follower.found is not None, given == [None]
+
+
+def test_a_session_that_was_taken_from_a_worker_and_comes_back_stays(worker: DurableWorker) -> None:
+    """It would end, with all that is stored of it, when the worker reads that it was taken from there before."""
+    other = DurableWorker(ModelRedis(worker.redis.server), 2, worker.now, expects=True)
+    other.redis.values[KEYS.fence(incarnation(2))] = [CLIENT]
+    other.owner.take(incarnation(1), b"", other.now)
+    other.until(lambda: other.owner.ready)
+    before = list(other.fenced)
+    other.offer(b"2")
+    other.settle()
+
+    assert other.owner.found is not None
+    assert [CLIENT] == before == other.fenced
+    assert record_of(2) in other.redis.values
+
+
+def test_a_session_that_was_given_and_is_taken_before_it_was_read_is_not_there(worker: DurableWorker) -> None:
+    """Two workers would have it."""
+    other = DurableWorker(ModelRedis(worker.redis.server), 2, worker.now, expects=True)
+    given: list[bytes | None] = []
+    worker.owner.record.give(incarnation(2), given.append)
+    worker.settle()
+    (state,) = given
+    assert state is not None
+    third = DurableWorker(ModelRedis(worker.redis.server), 3, worker.now, expects=True)
+    third.owner.take(incarnation(2), b"", third.now)
+    third.until(lambda: third.owner.ready)
+    assert third.owner.found is not None
+    other.store.commit.confirm(lambda: None)
+    other.settle()
+    assert [CLIENT] == other.fenced
+    other.owner.take(b"", state, other.now)
+    other.until(lambda: other.owner.ready)
+
+    assert other.owner.found is None
