@@ -486,13 +486,19 @@ def test_a_session_that_a_dead_node_was_giving_is_not_adopted_as_well(
     node.settle()
     assert 1 == settler.takeovers.pending()
     node.kill(dead)
-    redis.pause()
+    store = settler.worker.links.durable_store
+    assert isinstance(store, DurableStore)
+    store.commit._gathering.until = float("inf")  # its transactions wait
     third.stopped = False
+    take_turns(node, 20)
+    store.commit._gathering.until = 0.0
+    while store.commit._under_way is None:
+        settler.turn()
+    redis.client().ping()  # what it has sent is carried out: it may know what its fence says
+    redis.pause()
     take_turns(node, 20)
     redis.kill()
     take_turns(node, 1)
-    store = settler.worker.links.durable_store
-    assert isinstance(store, DurableStore)
     assert store._reads  # the session cannot be taken from the dead worker: that is tried again some time later
     store._reads_at = float("inf")
     redis.start()
