@@ -274,9 +274,10 @@ class DurableStore(OnReady):
         *former*: the incarnation of the worker that has it and has ended, or of this one; b"": a worker that lives has
         given it to this one, with *state*.
 
-        Another worker may have taken the session from this one before it was read here, as the fence says. One that
-        was given is looked for in Redis then. And it may have gone back to *former* since: all that the fence says of
-        it is read first, or the session, which is here again, would end when this worker reads that.
+        Another worker may have taken the session from this one already, before it was read here; then the fence names
+        it. A session that was given and that the fence has named meanwhile is looked for in Redis. Before this worker
+        takes a session from *former*, it reads its fence to the end: an entry of an earlier loss, read later, would end
+        the session that it has by then.
         """
         record = self._expected.pop(client)
         doubted = client in self._doubted
